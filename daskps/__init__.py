@@ -1,0 +1,7 @@
+"""daskps: click-through-rate models with embedding tables far larger than memory, trained as a dataflow on Dask.
+
+The folders follow the data: `data` reads examples, `hbm`, `mem` and `ssd` are the three tiers of parameters, `model`
+learns, `cluster` joins nodes, `flow` runs it all; `kernels` and `backend` carry the arithmetic on CPU and GPU.
+"""
+
+__version__ = "0.1.0"

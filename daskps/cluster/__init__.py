@@ -1,0 +1,1 @@
+"""Nodes: one per Dask worker, and what they say to each other."""

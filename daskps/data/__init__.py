@@ -1,0 +1,1 @@
+"""Files to batches: readers, key hashing, OP+OSRP, synthetic data."""

@@ -1,0 +1,1 @@
+"""The stages and the run that composes them."""

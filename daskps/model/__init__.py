@@ -1,0 +1,1 @@
+"""The dense network, losses, optimizers and streaming metrics."""

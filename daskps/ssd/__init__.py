@@ -1,0 +1,1 @@
+"""SSD-PS: rows as immutable, checksummed Zarr files, with crash-safe snapshots."""

@@ -1,0 +1,91 @@
+"""The values that pass between stages, and the layout of a row. Nothing here does work.
+
+Shapes: B examples, S slots, K occurrences of keys, U distinct keys, W fields of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named run of `count` 4-byte values inside a row."""
+
+    name: str
+    count: int
+    dtype: Literal["float32", "uint32"] = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """The fields of a row, in order. Rows travel as float32 arrays (n, width); uint32 fields are views of the bits."""
+
+    fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        names = [field.name for field in self.fields]
+        if not names or len(set(names)) != len(names) or any(field.count < 1 for field in self.fields):
+            raise ValueError(f"a row needs named fields of at least one value, each name once; got {self.fields}")
+
+    @property
+    def width(self) -> int:
+        """Number of 4-byte values in a row."""
+        return sum(field.count for field in self.fields)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return 4 * self.width
+
+    def place(self, name: str) -> slice:
+        """The columns of field `name`."""
+        start = 0
+        for field in self.fields:
+            if field.name == name:
+                return slice(start, start + field.count)
+            start += field.count
+        raise KeyError(f"no field {name!r} in this row; it has {[field.name for field in self.fields]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive examples. Bag ``example * slots + slot`` holds ``keys[offsets[bag]:offsets[bag + 1]]``."""
+
+    first_row: int  # global row number of the first example
+    slots: int  # S
+    labels: Floats  # (B,) 0 or 1
+    keys: Keys  # (K,)
+    offsets: Int64s  # (B * S + 1,) starts at 0, ends at K
+    weights: Floats | None = None  # (K,) of each occurrence
+    dense: Floats | None = None  # (B, dense features)
+    example_weights: Floats | None = None  # (B,)
+
+    @property
+    def examples(self) -> int:
+        """B, the number of examples."""
+        return len(self.labels)
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Examples [start, stop) of this batch; keys, labels and the like are views, offsets are rebased."""
+        first, last = int(self.offsets[start * self.slots]), int(self.offsets[stop * self.slots])
+        return Batch(
+            first_row=self.first_row + start,
+            slots=self.slots,
+            labels=self.labels[start:stop],
+            keys=self.keys[first:last],
+            offsets=self.offsets[start * self.slots : stop * self.slots + 1] - first,
+            weights=None if self.weights is None else self.weights[first:last],
+            dense=None if self.dense is None else self.dense[start:stop],
+            example_weights=None if self.example_weights is None else self.example_weights[start:stop],
+        )
