@@ -41,7 +41,7 @@ def alternate(
     rounds: int = ROUNDS,
     before: Callable[[], object] | None = None,
 ) -> dict[str, float]:
-    """Median seconds of each contender over `rounds` turns, after one turn to warm up; `before` runs untimed each time."""
+    """Median seconds of each contender over `rounds` turns, after one to warm up; `before` runs untimed each time."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):
         for name, work in contenders.items():
