@@ -1,0 +1,336 @@
+"""Job settings: one tree of frozen models, checked once, before anything starts.
+
+In: a TOML file, a dictionary, or keyword arguments. Out: a `Job`, or a `ConfigError` that names every wrong key, what
+came, what is wanted, and for an unknown key the nearest known one. Settings that decide the result
+(`Job.result_fields`) are kept apart from those that decide only the speed, so that a resumed run may change the latter.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
+
+from daskps.errors import ConfigError
+
+_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)}
+
+
+def parse_bytes(value: object) -> object:
+    """``"1.5 GiB"`` to 1610612736; numbers pass."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?I?)B?\s*", value.upper())
+    if match is None:
+        raise ValueError(
+            f"cannot read {value!r} as a number of bytes; write for example 500_000_000, '500MB' or '2GiB'"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Settings(BaseModel):
+    """What all parts of a job share: frozen, and no unknown key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Optimizer(Settings):
+    """How a table's rows or the dense network learn. Fields that a kind does not use are refused, not ignored."""
+
+    kind: Literal["sgd", "adagrad", "adagrad_rowwise", "adam", "ftrl"] = "adagrad"
+    learning_rate: Rate = 0.05
+    l2: NonNegative = 0.0
+    clip: NonNegative = 0.0  # largest norm of a row's gradient after the sum; 0 is none
+    epsilon: NonNegative = 1e-8  # adagrad, adam
+    initial_accumulator: NonNegative = 0.0  # adagrad, ftrl
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9  # adam
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999  # adam
+    l1: NonNegative = 0.0  # ftrl
+    beta: NonNegative = 1.0  # ftrl
+
+    @pydantic.model_validator(mode="after")
+    def _fields_of_the_kind(self) -> Optimizer:
+        known = {
+            "sgd": set(),
+            "adagrad": {"epsilon", "initial_accumulator"},
+            "adagrad_rowwise": {"epsilon", "initial_accumulator"},
+            "adam": {"epsilon", "beta1", "beta2"},
+            "ftrl": {"initial_accumulator", "l1", "beta"},
+        }[self.kind] | {"kind", "learning_rate", "l2", "clip"}
+        if wrong := sorted(self.model_fields_set - known):
+            raise ValueError(f"{self.kind} has no setting {', '.join(wrong)}; it has {', '.join(sorted(known))}")
+        return self
+
+
+class Initialiser(Settings):
+    """Initial embeddings, a function of (seed, table, key) alone."""
+
+    kind: Literal["constant", "uniform", "normal"] = "uniform"
+    scale: float = 0.01  # the constant, the half-width of the interval, or the standard deviation
+
+
+class Table(Settings):
+    """Slots that share dimension, optimizer and initialiser."""
+
+    dimension: Annotated[int, Field(ge=1, le=256)] = 8
+    pooling: Literal["sum", "mean", "sqrtn"] = "sum"
+    optimizer: Optimizer = Optimizer()
+    initialiser: Initialiser = Initialiser()
+
+
+class Slot(Settings):
+    """One feature field. Without `column` the slot's name is its column."""
+
+    name: str
+    column: str | None = None
+    kind: Literal["categorical", "integer", "dense", "multi"] = "categorical"
+    raw: bool = False  # integers are keys as they are, not hashed with their slot
+    table: str = "main"
+
+
+class SyntheticData(Settings):
+    """Generated examples with a known best AUC; see daskps.data.synthetic."""
+
+    examples: PositiveInt = 1_000_000
+    slots: PositiveInt = 20
+    keys_per_bag: PositiveInt = 1
+    keys_per_slot: Annotated[int, Field(ge=1, le=2**64)] = 1_000_000
+    zipf_exponent: NonNegative = 1.05
+    dense_features: Annotated[int, Field(ge=0)] = 0
+    weight_scale: NonNegative | None = None
+    interaction_scale: NonNegative | None = None
+    drift: NonNegative = 0.0
+    seed: int = 0
+
+
+class Data(Settings):
+    """Where examples come from. A position in them is one global row number."""
+
+    format: Literal["criteo", "parquet", "libsvm", "libffm", "multislot", "synthetic"]
+    paths: tuple[str, ...] = ()  # files, globs, directories, fsspec URLs
+    validation_paths: tuple[str, ...] = ()
+    validation_rows: Annotated[int, Field(ge=0)] = 0  # synthetic: so many rows after the training ones
+    synthetic: SyntheticData | None = None
+    label: str = "label"
+    weight: str | None = None  # column of example weights
+    hash_seed: int = 0
+    bad_lines: Literal["strict", "lenient"] = "strict"
+    bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01  # lenient: more than this share is an error
+    shuffle_window_rows: Annotated[int, Field(ge=0)] = 0  # 0 keeps the order
+
+    @pydantic.field_validator("paths", "validation_paths", mode="before")
+    @classmethod
+    def _one_path_is_a_list(cls, value: object) -> object:
+        return (value,) if isinstance(value, str | os.PathLike) else value
+
+    @pydantic.model_validator(mode="after")
+    def _source_given(self) -> Data:
+        if self.format == "synthetic" and self.synthetic is None:
+            object.__setattr__(self, "synthetic", SyntheticData())
+        if self.format == "synthetic" and self.paths:
+            raise ValueError("synthetic data has no paths; leave them out or choose another format")
+        if self.format != "synthetic" and not self.paths:
+            raise ValueError(f"format {self.format!r} needs paths: files, globs, directories or URLs")
+        return self
+
+
+class Model(Settings):
+    """The dense network over the pooled slots."""
+
+    kind: Literal["lr", "fm", "dnn", "deepfm"] = "dnn"
+    hidden: tuple[PositiveInt, ...] = (128, 64)  # dnn, deepfm
+    optimizer: Optimizer = Optimizer(kind="adagrad", learning_rate=0.05)
+
+    @pydantic.model_validator(mode="after")
+    def _dense_optimizer(self) -> Model:
+        if self.optimizer.kind not in {"sgd", "adagrad", "adam"}:
+            raise ValueError(f"the dense network learns with sgd, adagrad or adam, not {self.optimizer.kind}")
+        return self
+
+
+class Train(Settings):
+    """The run. Up to `block_examples` these decide the result; the others only the speed."""
+
+    minibatch_examples: PositiveInt = 4096  # of one step, over all nodes and devices
+    epochs: PositiveInt = 1
+    early_stopping_patience: Annotated[int, Field(ge=0)] = 0  # validations without improvement; 0 never stops early
+    block_examples: PositiveInt = 256  # dense layers run in blocks of so many examples
+    validate_every_batches: Annotated[int, Field(ge=0)] = 0  # 0: only after each epoch
+    batch_examples: PositiveInt | None = None  # None: chosen from rates and budgets
+    depth: Annotated[int, Field(ge=1, le=8)] = 3  # batches in flight
+    snapshot_every_batches: Annotated[int, Field(ge=0)] = 0  # 0: only at the end
+    keep_snapshots: PositiveInt = 2
+    sync_every: PositiveInt = 1
+
+
+class Budget(Settings):
+    """Bounds on what is really used, per node. What cannot fit is refused before the first batch."""
+
+    memory_bytes: Bytes = 2 * 1024**3
+    hbm_bytes: Bytes = 2 * 1024**3
+    disk_bytes: Bytes | None = None  # None: the free space of the disk
+
+
+class Cluster(Settings):
+    """Nodes, devices and waits."""
+
+    nodes: PositiveInt = 1
+    devices: PositiveInt = 1  # per node; CPU stand-ins where there is no GPU
+    backend: Literal["auto", "cpu", "cuda"] = "auto"
+    cores: PositiveInt | None = None  # threads that compute, per node; None: the cores this process may use
+    partitions: Annotated[int, Field(ge=1, le=4096)] = 8  # directories of rows per table; at least one a node
+    partition_by: Literal["hash", "modulo"] = "hash"
+    lru_share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of the cache; the rest is the LFU list
+    wait_seconds: Rate = 300.0  # longest wait for a peer
+    restarts: Annotated[int, Field(ge=0)] = 3  # times a run goes back to its last snapshot by itself
+    check_replicas: bool = False  # all holders of a row send its hash for the owner to compare
+
+
+class Job(Settings):
+    """Everything that a run needs to know."""
+
+    data: Data
+    out: str = "runs/model"
+    name: str = "model"
+    seed: int = 0
+    slots: tuple[Slot, ...] = ()  # empty: the format's own (criteo, synthetic)
+    tables: dict[str, Table] = Field(default_factory=lambda: {"main": Table()})
+    model: Model = Model()
+    train: Train = Train()
+    budget: Budget = Budget()
+    cluster: Cluster = Cluster()
+
+    @pydantic.model_validator(mode="after")
+    def _holds_together(self) -> Job:
+        names = [slot.name for slot in self.slots]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"slots named more than once: {', '.join(twice)}")
+        for slot in self.slots:
+            if slot.kind != "dense" and slot.table not in self.tables:
+                raise ValueError(f"slot {slot.name!r} is in table {slot.table!r}; {nearest(slot.table, self.tables)}")
+        if self.model.kind == "lr" and any(table.dimension != 1 for table in self.tables.values()):
+            raise ValueError("lr has one weight a key: set dimension = 1 in every table")
+        if self.model.kind in {"fm", "deepfm"} and len({table.dimension for table in self.tables.values()}) > 1:
+            raise ValueError(f"{self.model.kind} multiplies slots with each other: give all tables one dimension")
+        if self.model.kind in {"fm", "deepfm"} and any(table.dimension < 2 for table in self.tables.values()):
+            raise ValueError(f"{self.model.kind} has a linear weight and factors: dimension must be at least 2")
+        if self.cluster.nodes > self.cluster.partitions:
+            raise ValueError(
+                f"{self.cluster.nodes} nodes need at least as many partitions, but cluster.partitions is "
+                f"{self.cluster.partitions}; it is fixed when a model is made"
+            )
+        return self
+
+    def result_fields(self) -> dict[str, Any]:
+        """The settings that decide the trained model, as plain JSON values."""
+        plain = self.model_dump(mode="json")
+        train = {name: plain["train"][name] for name in ("minibatch_examples", "block_examples", "sync_every")}
+        cluster = {name: plain["cluster"][name] for name in ("partitions", "partition_by")}
+        return {name: plain[name] for name in ("seed", "slots", "tables", "model")} | {
+            "train": train,
+            "cluster": cluster,
+        }
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known word, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
+
+
+def _model_at(path: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The model class whose fields the last part of `path` should have been one of."""
+    current: Any = Job
+    for part in path[:-1]:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            if part not in current.model_fields:
+                return None
+            current = current.model_fields[str(part)].annotation
+        else:  # inside a container: `part` is an index or a name, the model is among the container's arguments
+            current = next((item for item in get_args(current) if _is_model(item)), None)
+        current = next(
+            (item for item in get_args(current) if _is_model(item) and type(None) in get_args(current)), current
+        )
+    if not _is_model(current):
+        current = next((item for item in get_args(current) if _is_model(item)), None)
+    return current  # type: ignore[no-any-return]
+
+
+def _is_model(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, BaseModel)
+
+
+def _explain(error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "job"
+    if error["type"] == "extra_forbidden":
+        model = _model_at(error["loc"])
+        hint = nearest(str(error["loc"][-1]), model.model_fields) if model is not None else ""
+        return f"{place}: unknown setting; {hint}"
+    if error["type"] == "missing":
+        return f"{place}: is required"
+    message = error["msg"].removeprefix("Value error, ")
+    came = "" if isinstance(error["input"], dict | BaseModel) else f" (got {error['input']!r})"
+    return f"{place}: {message}{came}"
+
+
+def make_job(settings: dict[str, Any], source: str = "job") -> Job:
+    """Check `settings` and make the job, or raise a ConfigError that lists everything wrong."""
+    try:
+        return Job.model_validate(settings)
+    except pydantic.ValidationError as error:
+        lines = "\n".join(f"  {_explain(item)}" for item in error.errors())
+        raise ConfigError(f"{source} cannot run as it is:\n{lines}") from None
+
+
+def _value(text: str) -> Any:
+    """A ``--set`` value: TOML where it parses, else a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def override(settings: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """`settings` with every ``path.to.key=value`` set; the input is not changed."""
+    result: dict[str, Any] = {**settings}
+    for assignment in assignments:
+        path, separator, text = assignment.partition("=")
+        if not separator or not path.strip():
+            raise ConfigError(f"cannot read {assignment!r}; write path.to.key=value, for example train.epochs=2")
+        *parents, last = path.strip().split(".")
+        place = result
+        for parent in parents:
+            inside = place.get(parent, {})
+            if not isinstance(inside, dict):
+                raise ConfigError(f"cannot set {path!r}: {parent!r} is {inside!r}, not a group of settings")
+            place[parent] = {**inside}
+            place = place[parent]
+        place[last] = _value(text.strip())
+    return result
+
+
+def read_job(path: str | os.PathLike[str], assignments: Iterable[str] = ()) -> Job:
+    """The job of a TOML file, with ``path.to.key=value`` assignments on top."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the job file {os.fspath(path)!r}: {error.strerror}") from None
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{os.fspath(path)} is not valid TOML: {error}") from None
+    return make_job(override(settings, assignments), os.fspath(path))
