@@ -1,0 +1,164 @@
+// Synthetic CTR examples. Example i is a function of (seed, i): every random number is a mix of a counter, nothing is stored,
+// and arithmetic is + - * / alone, so bits are equal on any machine, in any number of threads and for any split of the rows.
+#include "portable.cuh"
+
+#define GOLDEN 0x9e3779b97f4a7c15ull   // the increment of SplitMix64
+#define STREAMS 0xd1342543de82ef95ull  // an odd number that sets the streams of one example apart
+#define OCTAVES 65                     // ranks 1 .. 2^64 lie in octaves [2^j, 2^(j+1)), j = 0 .. 64
+#define VECTOR 4                       // dimensions of a hidden vector: one hash holds four 16-bit numbers
+
+struct Stream {
+    uint64_t state;
+    uint64_t next() {
+        state += GOLDEN;
+        return mix64(state);
+    }
+};
+
+DEVICE uint64_t row_base(uint64_t seed, uint64_t row) { return mix64(mix64(seed + GOLDEN) + row * GOLDEN); }
+DEVICE Stream row_stream(uint64_t base, uint64_t id) { return Stream{mix64(base + (id + 1) * STREAMS)}; }
+DEVICE double unit_interval(uint64_t bits) { return (double)(bits >> 11) * 1.1102230246251565e-16; }
+DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
+
+// Four 16-bit uniforms added up: mean 0, variance 1, bell-shaped, within +-3.47.
+DEVICE double normal_like(uint64_t bits) {
+    const int64_t sum = (int64_t)((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
+    return (double)(sum - 131070) * 2.6428997921303014e-05;
+}
+
+// The d-th 16-bit uniform, mean 0 and variance 1.
+DEVICE double uniform_like(uint64_t bits, int d) {
+    return ((double)(int64_t)(bits >> 16 * d & 0xffff) - 32767.5) * 5.285799584260603e-05;
+}
+
+// One slot's Zipf sampler, as zipf.py lays it out: P(rank) ~ rank^-exponent for rank 1 .. n.
+struct Zipf {
+    const uint64_t* upper;  // (OCTAVES) 2^64 * P(octave <= j)
+    const uint8_t* guide;   // (256) lowest octave that a draw with these top 8 bits can fall into
+    int last;               // the last octave, and how many ranks of it are there
+    uint64_t last_ranks;
+    double exponent;
+
+    // Rank - 1. The octave by inversion; inside it a uniform rank 2^j (1 + f), kept with probability (1 + f)^-exponent.
+    uint64_t draw(Stream& stream) const {
+        const uint64_t u = stream.next();
+        int octave = guide[u >> 56];
+        while (octave < last && u >= upper[octave]) ++octave;
+        const uint64_t first = octave < 64 ? 1ull << octave : 0;  // rank 2^64 alone is octave 64: 0 - 1 is its index
+        const uint64_t ranks = octave < last ? first : last_ranks;
+        if (ranks == 1) return first - 1;
+        const int shift = __builtin_clzll(ranks - 1);
+        const double scale = bits_to_double((uint64_t)(1023 - octave) << 52);
+        for (;;) {
+            const uint64_t offset = stream.next() >> shift;
+            if (offset >= ranks) continue;  // only in a last octave that is not full, and less than every second time
+            const double kept = portable_exp(-exponent * portable_log_mantissa(1.0 + (double)offset * scale));
+            if (unit_interval(stream.next()) < kept) return first - 1 + offset;
+        }
+    }
+};
+
+DEVICE int64_t bag_size(Stream& stream, int32_t low, int32_t high) {
+    return low == high ? low : low + (int64_t)multiply_high(stream.next(), (uint64_t)(high - low) + 1);
+}
+
+// Where the true weights stand at a row: cosine * w(key) + sine * w'(key) turns once in 1 / turns_per_row rows.
+struct Turn {
+    double cosine, sine;
+};
+
+DEVICE Turn turn_at(uint64_t row, double turns_per_row) {
+    const double turns = (double)row * turns_per_row;
+    const double quarters = (turns - (double)(int64_t)turns) * 4.0;
+    const int quarter = (int)quarters;
+    const double up = portable_quarter_sine(quarters - quarter);
+    const double down = portable_quarter_sine(1.0 - (quarters - quarter));
+    if (quarter == 0) return Turn{down, up};
+    if (quarter == 1) return Turn{-up, down};
+    if (quarter == 2) return Turn{-down, -up};
+    return Turn{up, -down};
+}
+
+// counts (rows * slots): keys in each bag.
+NATIVE(void, synth_count, uint64_t seed, uint64_t first_row, int64_t rows, int64_t slots, const int32_t* low,
+       const int32_t* high, int64_t* counts) {
+    for (int64_t i = 0; i < rows; ++i) {
+        const uint64_t base = row_base(seed, first_row + (uint64_t)i);
+        for (int64_t s = 0; s < slots; ++s) {
+            Stream stream = row_stream(base, (uint64_t)s);
+            counts[i * slots + s] = bag_size(stream, low[s], high[s]);
+        }
+    }
+}
+
+// The hidden sums of one bag: linear weights, and the bag's vector.
+struct BagTruth {
+    double linear;
+    double vector[VECTOR];
+};
+
+struct Truth {
+    uint64_t weight_seed, turn_seed, vector_seed;
+    bool turning, pairs;
+
+    void add(BagTruth& bag, uint64_t key, Turn turn) const {
+        const double still = normal_like(mix64(key ^ weight_seed));
+        bag.linear += turning ? turn.cosine * still + turn.sine * normal_like(mix64(key ^ turn_seed)) : still;
+        if (!pairs) return;
+        const uint64_t bits = mix64(key ^ vector_seed);
+        for (int d = 0; d < VECTOR; ++d) bag.vector[d] += uniform_like(bits, d);
+    }
+};
+
+// offsets (rows * slots + 1) tell where the rows' keys go in `keys`. keys with offsets, and dense, may be null.
+// probabilities (rows) are the truth that the labels (rows) are drawn from.
+NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_t slots, const int32_t* low,
+       const int32_t* high, const uint64_t* upper, const uint8_t* guide, const int32_t* last, const uint64_t* last_ranks,
+       double exponent, int32_t raw, double bias, double weight_scale, double pair_scale, double turns_per_row,
+       int64_t dense_features, const double* dense_weights, const int64_t* offsets, uint64_t* keys, float* dense,
+       float* labels, double* probabilities) {
+    const Truth truth{mix64(seed + 2 * GOLDEN), mix64(seed + 3 * GOLDEN), mix64(seed + 4 * GOLDEN), turns_per_row != 0.0,
+                      pair_scale != 0.0};
+    for (int64_t i = 0; i < rows; ++i) {
+        const uint64_t row = first_row + (uint64_t)i;
+        const uint64_t base = row_base(seed, row);
+        const Turn turn = truth.turning ? turn_at(row, turns_per_row) : Turn{1.0, 0.0};
+        double linear = 0.0, total[VECTOR] = {}, within = 0.0;
+        for (int64_t s = 0; s < slots; ++s) {
+            Stream stream = row_stream(base, (uint64_t)s);
+            const int64_t count = bag_size(stream, low[s], high[s]);
+            const Zipf zipf{upper + s * OCTAVES, guide + s * 256, last[s], last_ranks[s], exponent};
+            const uint64_t slot_seed = mix64((uint64_t)(s + 1) * STREAMS);
+            uint64_t* out = keys ? keys + offsets[i * slots + s] : nullptr;
+            BagTruth bag{};
+            for (int64_t k = 0; k < count; ++k) {
+                const uint64_t index = zipf.draw(stream);
+                const uint64_t key = raw ? index : mix64(mix64(index + GOLDEN) ^ slot_seed);
+                if (out) out[k] = key;
+                truth.add(bag, key, turn);
+            }
+            linear += bag.linear;
+            for (int d = 0; d < VECTOR; ++d) {
+                total[d] += bag.vector[d];
+                within += bag.vector[d] * bag.vector[d];
+            }
+        }
+        double all = 0.0;  // |sum of vectors|^2 - sum of |vector|^2 = twice the inner products over pairs of slots
+        for (int d = 0; d < VECTOR; ++d) all += total[d] * total[d];
+        double logit = bias + weight_scale * linear + pair_scale * (0.5 * (all - within));
+        Stream rest = row_stream(base, (uint64_t)slots);
+        for (int64_t j = 0; j < dense_features; ++j) {
+            const float value = (float)normal_like(rest.next());
+            if (dense) dense[i * dense_features + j] = value;
+            logit += dense_weights[j] * (double)value;
+        }
+        const double bounded = logit < -40.0 ? -40.0 : logit > 40.0 ? 40.0 : logit;
+        probabilities[i] = 1.0 / (1.0 + portable_exp(-bounded));
+        labels[i] = unit_interval(rest.next()) < probabilities[i] ? 1.0f : 0.0f;
+    }
+}
+
+// normals (count): bell-shaped, mean 0 and variance 1; the true weights of the dense features.
+NATIVE(void, synth_normals, uint64_t seed, int64_t count, double* normals) {
+    for (int64_t i = 0; i < count; ++i) normals[i] = normal_like(mix64(mix64(seed + 5 * GOLDEN) + (uint64_t)i * GOLDEN));
+}
