@@ -1,0 +1,66 @@
+// The factorization machine over pooled slots: a slot's embedding is [linear weight, factors...], D = 1 + k values.
+// logit = sum of the linear weights + 0.5 * sum over the factors of ((sum over slots v)^2 - sum over slots v^2).
+// With D = 1 it is a logistic regression. Sums run over the slots in order, so bits do not depend on the CPU.
+#include "dialect.cuh"
+
+// totals (n, D) and squares (n, D) += the sums over the slots of one table. pooled (n, slots * D)
+template <int FIXED> DEVICE void sum_slots(const float* pooled, int64_t slots, int64_t dim, float* total, float* square) {
+    const int64_t D = FIXED ? FIXED : dim;
+    for (int64_t s = 0; s < slots; ++s)
+        for (int64_t d = 0; d < D; ++d) {
+            const float v = pooled[s * D + d];
+            total[d] += v;
+            square[d] += v * v;
+        }
+}
+
+// The sums of one example live in registers where the dimension is a usual one: 4 times the speed.
+template <int FIXED> DEVICE void sum_slots_in_registers(const float* pooled, int64_t slots, float* total, float* square) {
+    float t[FIXED], q[FIXED];
+    for (int d = 0; d < FIXED; ++d) t[d] = total[d], q[d] = square[d];
+    sum_slots<FIXED>(pooled, slots, FIXED, t, q);
+    for (int d = 0; d < FIXED; ++d) total[d] = t[d], square[d] = q[d];
+}
+
+KERNEL(fm_sums, const float* pooled, int64_t n, int64_t slots, int64_t dim, float* totals, float* squares) {
+    FOR_ITEMS(i, n) {
+        const float* row = pooled + i * slots * dim;
+        float* total = totals + i * dim;
+        float* square = squares + i * dim;
+        switch (dim) {
+            case 1: sum_slots_in_registers<1>(row, slots, total, square); break;
+            case 5: sum_slots_in_registers<5>(row, slots, total, square); break;
+            case 9: sum_slots_in_registers<9>(row, slots, total, square); break;
+            case 17: sum_slots_in_registers<17>(row, slots, total, square); break;
+            default: sum_slots<0>(row, slots, dim, total, square);
+        }
+    }
+}
+
+// logits (n,) += the machine's output
+KERNEL(fm_logits, const float* totals, const float* squares, int64_t n, int64_t dim, float* logits) {
+    FOR_ITEMS(i, n) {
+        const float* total = totals + i * dim;
+        const float* square = squares + i * dim;
+        float pairs = 0.0f;
+        for (int64_t d = 1; d < dim; ++d) pairs += total[d] * total[d] - square[d];
+        logits[i] += total[0] + 0.5f * pairs;
+    }
+}
+
+// pooled_gradients (n, slots * D) = the gradient, given that of the logits, plus `other`, which may be null and is of the
+// same shape. The output may be `pooled` itself: each value is read before it is written.
+KERNEL(fm_backward, const float* gradients, const float* totals, const float* pooled, const float* other, int64_t n,
+       int64_t slots, int64_t dim, float* pooled_gradients) {
+    FOR_ITEMS(i, n) {
+        const float g = gradients[i];
+        const float* total = totals + i * dim;
+        for (int64_t s = 0; s < slots; ++s) {
+            const int64_t start = (i * slots + s) * dim;
+            for (int64_t d = 0; d < dim; ++d) {
+                const float value = d ? g * (total[d] - pooled[start + d]) : g;
+                pooled_gradients[start + d] = other ? other[start + d] + value : value;
+            }
+        }
+    }
+}
