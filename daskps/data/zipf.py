@@ -33,6 +33,7 @@ class ZipfTable:
 
     upper: Keys  # (OCTAVES,) 2**64 * P(octave <= j); not read from the last octave on
     guide: npt.NDArray[np.uint8]  # (256,) lowest octave of a draw with these top 8 bits
+    shares: npt.NDArray[np.float64]  # (OCTAVES,) P(octave)
     last_octave: int
     last_ranks: int  # ranks in the last octave
 
@@ -55,14 +56,17 @@ def zipf_table(ranks: int, exponent: float) -> ZipfTable:
         for mass in masses:
             below += mass
             upper.append(min(int(below / total * 2**64), 2**64 - 1))
+        shares = [float(mass / total) for mass in masses]
     guide = [sum(bound <= top << 56 for bound in upper[:last]) for top in range(256)]
     table = ZipfTable(
         np.array(upper + [2**64 - 1] * (OCTAVES - len(upper)), np.uint64),
         np.array(guide, np.uint8),
+        np.array(shares + [0.0] * (OCTAVES - len(shares)), np.float64),
         last,
         ranks - 2**last + 1,
     )
-    table.upper.flags.writeable = table.guide.flags.writeable = False
+    for array in (table.upper, table.guide, table.shares):
+        array.flags.writeable = False  # the cache hands the same table to everyone
     return table
 
 
