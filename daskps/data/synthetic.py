@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
-from daskps.data.zipf import OCTAVES, ZipfTable, zipf_table
+from daskps.data.zipf import OCTAVES, ZipfTable, zipf_strength, zipf_table
 from daskps.errors import ArgumentError, ConfigError
 from daskps.types import Batch, Floats, Int32s, Int64s, Keys
 
@@ -56,7 +56,7 @@ class Synthetic:
     keys_per_slot: int | tuple[int | tuple[int, int], ...] = 1  # in one example; (low, high) is uniform, both included
     key_space: int | tuple[int, ...] = 100_000  # distinct keys a slot draws from, 1 .. 2**64
     zipf_exponent: float = 1.1  # P(k-th most popular key) ~ k**-exponent; 0 is uniform
-    head_keys: int = 16  # rarer keys matter less, by (head_keys / rank) ** 0.5 to the octave; 0: all keys matter alike
+    head_keys: int = 16  # keys less popular than these matter less, as popularity ** 0.5; 0: all keys matter alike
     dense: int = 0  # dense features, each of mean 0 and variance 1
     bias: float = -2.0
     weight_scale: float = 1.2
@@ -190,7 +190,9 @@ class _Generator:
         self.model = {
             **self.bags,
             **_stacked(tables),
-            "strength": np.stack([_strength(table, config.head_keys) for table in tables]),
+            "strength": np.stack(
+                [zipf_strength(ranks, config.zipf_exponent, config.head_keys) for ranks in config.key_spaces]
+            ),
             "exponent": config.zipf_exponent,
             "raw": config.raw_keys,
             "bias": config.bias,
@@ -263,14 +265,6 @@ def _stacked(tables: list[ZipfTable]) -> dict[str, Keys | npt.NDArray[np.uint8] 
         "last": np.array([table.last_octave for table in tables], np.int32),
         "last_ranks": np.array([table.last_ranks for table in tables], np.uint64),
     }
-
-
-def _strength(table: ZipfTable, head_keys: int) -> Float64s:
-    """(OCTAVES,) how much keys of each octave of popularity matter; the mean square over occurrences is 1."""
-    head = head_keys or 2**64
-    strength = np.array([math.sqrt(min(1.0, head / 2**octave)) for octave in range(OCTAVES)])
-    square = math.fsum(share * value * value for share, value in zip(table.shares, strength, strict=True))
-    return strength / math.sqrt(square)
 
 
 def _pair_scale(config: Synthetic) -> float:
