@@ -58,6 +58,8 @@ struct Zipf {
     }
 };
 
+DEVICE int octave_of(uint64_t index) { return index == ~0ull ? 64 : 63 - __builtin_clzll(index + 1); }
+
 DEVICE int64_t bag_size(Stream& stream, int32_t low, int32_t high) {
     return low == high ? low : low + (int64_t)multiply_high(stream.next(), (uint64_t)(high - low) + 1);
 }
@@ -101,12 +103,13 @@ struct Truth {
     uint64_t weight_seed, turn_seed, vector_seed;
     bool turning, pairs;
 
-    void add(BagTruth& bag, uint64_t key, Turn turn) const {
-        const double still = normal_like(mix64(key ^ weight_seed));
-        bag.linear += turning ? turn.cosine * still + turn.sine * normal_like(mix64(key ^ turn_seed)) : still;
+    void add(BagTruth& bag, uint64_t key, double strength, Turn turn) const {
+        double weight = normal_like(mix64(key ^ weight_seed));
+        if (turning) weight = turn.cosine * weight + turn.sine * normal_like(mix64(key ^ turn_seed));
+        bag.linear += strength * weight;
         if (!pairs) return;
         const uint64_t bits = mix64(key ^ vector_seed);
-        for (int d = 0; d < VECTOR; ++d) bag.vector[d] += uniform_like(bits, d);
+        for (int d = 0; d < VECTOR; ++d) bag.vector[d] += strength * uniform_like(bits, d);
     }
 };
 
@@ -114,7 +117,7 @@ struct Truth {
 // probabilities (rows) are the truth that the labels (rows) are drawn from.
 NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_t slots, const int32_t* low,
        const int32_t* high, const uint64_t* upper, const uint8_t* guide, const int32_t* last, const uint64_t* last_ranks,
-       double exponent, int32_t raw, double bias, double weight_scale, double pair_scale, double turns_per_row,
+       const double* strength, double exponent, int32_t raw, double bias, double weight_scale, double pair_scale, double turns_per_row,
        int64_t dense_features, const double* dense_weights, const int64_t* offsets, uint64_t* keys, float* dense,
        float* labels, double* probabilities) {
     const Truth truth{mix64(seed + 2 * GOLDEN), mix64(seed + 3 * GOLDEN), mix64(seed + 4 * GOLDEN), turns_per_row != 0.0,
@@ -135,7 +138,7 @@ NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_
                 const uint64_t index = zipf.draw(stream);
                 const uint64_t key = raw ? index : mix64(mix64(index + GOLDEN) ^ slot_seed);
                 if (out) out[k] = key;
-                truth.add(bag, key, turn);
+                truth.add(bag, key, strength[s * OCTAVES + octave_of(index)], turn);
             }
             linear += bag.linear;
             for (int d = 0; d < VECTOR; ++d) {

@@ -7,10 +7,10 @@ and the AUC and log loss that no model can beat but by luck, because labels are 
                  + sum of <v_s, v_t> over pairs of slots s < t, where v_s is the sum of v(key) over the keys of slot s
                  + sum of b_j * dense_j
 
-w(key) is bell-shaped and v(key) has 4 dimensions; both are hashes of (seed, key), so nothing is stored and rare keys
-are as informative as popular ones, in which Zipf's law puts most occurrences. The scales are standard deviations of the
-three terms, whatever the number of slots. Without interactions a logistic regression has the right form; with them a
-factorisation machine of 4 or more dimensions has.
+w(key) is bell-shaped and v(key) has 4 dimensions; both are hashes of (seed, key) times a strength by popularity, so
+nothing is stored, and what can be learned sits mostly in keys that a modest sample shows often. The scales are standard
+deviations of the three terms, whatever the number of slots. Without interactions a logistic regression has the right
+form; with them a factorisation machine of 4 or more dimensions has.
 
 Example i depends only on i and the description without `examples`: bits are equal for any threads, ranges, machines.
 """
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
-from daskps.data.zipf import OCTAVES, ZipfTable, zipf_table
+from daskps.data.zipf import OCTAVES, ZipfTable, zipf_strength, zipf_table
 from daskps.errors import ArgumentError, ConfigError
 from daskps.types import Batch, Floats, Int32s, Int64s, Keys
 
@@ -56,21 +56,22 @@ class Synthetic:
     keys_per_slot: int | tuple[int | tuple[int, int], ...] = 1  # in one example; (low, high) is uniform, both included
     key_space: int | tuple[int, ...] = 100_000  # distinct keys a slot draws from, 1 .. 2**64
     zipf_exponent: float = 1.1  # P(k-th most popular key) ~ k**-exponent; 0 is uniform
+    head_keys: int = 16  # keys less popular than these matter less, as popularity ** 0.5; 0: all keys matter alike
     dense: int = 0  # dense features, each of mean 0 and variance 1
     bias: float = -2.0
-    weight_scale: float = 1.0
-    interaction_scale: float = 0.8  # 0: logistic regression is the true form
+    weight_scale: float = 1.2
+    interaction_scale: float = 0.7  # 0: logistic regression is the true form
     dense_scale: float = 0.5
     drift_rows: int = 0  # rows in which every w(key) turns from itself to another number and back; 0: no drift
     raw_keys: bool = False  # keys are popularity ranks 0, 1, ... shared by all slots, not hashes that include the slot
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.examples < 0 or self.slots < 1 or self.dense < 0 or self.drift_rows < 0:
-            raise ConfigError(
-                "examples, dense and drift_rows must not be negative and slots must be at least 1; got "
-                f"examples={self.examples}, slots={self.slots}, dense={self.dense}, drift_rows={self.drift_rows}"
-            )
+        if self.slots < 1:
+            raise ConfigError(f"synthetic data needs at least one slot, got slots={self.slots}")
+        for name in ("examples", "dense", "drift_rows", "head_keys"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"the seed is a 64-bit number without a sign, got {self.seed}")
         scales = (self.bias, self.weight_scale, self.interaction_scale, self.dense_scale)
@@ -189,6 +190,9 @@ class _Generator:
         self.model = {
             **self.bags,
             **_stacked(tables),
+            "strength": np.stack(
+                [zipf_strength(ranks, config.zipf_exponent, config.head_keys) for ranks in config.key_spaces]
+            ),
             "exponent": config.zipf_exponent,
             "raw": config.raw_keys,
             "bias": config.bias,

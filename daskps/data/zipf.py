@@ -13,6 +13,7 @@ The table is computed in decimal arithmetic, which is correctly rounded everywhe
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
@@ -33,6 +34,7 @@ class ZipfTable:
 
     upper: Keys  # (OCTAVES,) 2**64 * P(octave <= j); not read from the last octave on
     guide: npt.NDArray[np.uint8]  # (256,) lowest octave of a draw with these top 8 bits
+    shares: npt.NDArray[np.float64]  # (OCTAVES,) P(octave)
     last_octave: int
     last_ranks: int  # ranks in the last octave
 
@@ -55,15 +57,35 @@ def zipf_table(ranks: int, exponent: float) -> ZipfTable:
         for mass in masses:
             below += mass
             upper.append(min(int(below / total * 2**64), 2**64 - 1))
+        shares = [float(mass / total) for mass in masses]
     guide = [sum(bound <= top << 56 for bound in upper[:last]) for top in range(256)]
     table = ZipfTable(
         np.array(upper + [2**64 - 1] * (OCTAVES - len(upper)), np.uint64),
         np.array(guide, np.uint8),
+        np.array(shares + [0.0] * (OCTAVES - len(shares)), np.float64),
         last,
         ranks - 2**last + 1,
     )
-    table.upper.flags.writeable = table.guide.flags.writeable = False
+    for array in (table.upper, table.guide, table.shares):
+        array.flags.writeable = False  # the cache hands the same table to everyone
     return table
+
+
+@functools.lru_cache(maxsize=1024)
+def zipf_strength(ranks: int, exponent: float, head_keys: int) -> npt.NDArray[np.float64]:
+    """(OCTAVES,) how much keys matter by octave: alike up to rank `head_keys` (0: for ever), then as popularity**0.5.
+
+    The mean square over occurrences is 1.
+    """
+    with localcontext() as context:
+        context.prec = _DIGITS
+        head, half = Decimal(head_keys or 2**64), Decimal(exponent) / 2
+        strength = [float(min(Decimal(1), (head / 2**octave)) ** half) for octave in range(OCTAVES)]
+    shares = zipf_table(ranks, exponent).shares
+    scale = math.sqrt(math.fsum(share * value * value for share, value in zip(shares, strength, strict=True)))
+    normalised = np.array(strength) / scale
+    normalised.flags.writeable = False
+    return normalised
 
 
 def _power(rank: int, exponent: Decimal) -> Decimal:
