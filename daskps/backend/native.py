@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +54,6 @@ def variant() -> str:
     return built[-1] if built else next(iter(variants()))
 
 
-def _scalar_converter(argument: Argument) -> Callable[[Any], Any]:
-    kind = argument.dtype.kind
-    return float if kind == "f" else int
-
-
 class Function:
     """One native function. Call it by keyword; pointers take C-contiguous arrays of exactly the declared dtype."""
 
@@ -93,7 +87,7 @@ class Function:
 
     def _convert(self, argument: Argument, value: Any) -> Any:
         if not argument.pointer:
-            return float(value) if argument.dtype.kind == "f" else int(value)
+            return argument.scalar(self.signature.name, value)
         if value is None:
             return None
         if not isinstance(value, np.ndarray):

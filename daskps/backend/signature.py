@@ -1,6 +1,7 @@
 """What a kernel takes, read from its source: the one place where argument types are written is the .cu text.
 
-In: source text with ``KERNEL(name, type argument, ...)`` or ``NATIVE(result, name, type argument, ...)`` lines.
+In: source text with ``KERNEL(name, type argument, ...)``, ``CPU_KERNEL(...)`` (the same, not on the GPU) or
+``NATIVE(result, name, type argument, ...)`` lines.
 Out: `Signature` values, from which both the ctypes call and the CuPy launch convert and check their arguments.
 """
 
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from daskps.errors import ArgumentError
+
 DTYPES: dict[str, np.dtype[Any]] = {
     "void": np.dtype(np.uint8),  # an untyped pointer: any dtype passes
     "uint8_t": np.dtype(np.uint8),
@@ -22,9 +25,16 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int64_t": np.dtype(np.int64),
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
+    # structures of 8-byte words, described where kernels/*.cuh declare them
+    "Slot": np.dtype(np.uint64),
+    "Shard": np.dtype(np.uint64),
+    "Source": np.dtype(np.uint64),
 }
 
-_DECLARATION = re.compile(r"^(KERNEL|NATIVE)\(\s*(.*?)\)\s*\{", re.DOTALL | re.MULTILINE)
+_LIMITS = {
+    name: (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for name, dtype in DTYPES.items() if dtype.kind in "iu"
+}
+_DECLARATION = re.compile(r"^(KERNEL|CPU_KERNEL|NATIVE)\(\s*(.*?)\)\s*\{", re.DOTALL | re.MULTILINE)
 _ARGUMENT = re.compile(r"^(const\s+)?(\w+)\s*(\*?)\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)$")
 
 
@@ -38,15 +48,32 @@ class Argument:
     pointer: bool
     constant: bool
 
+    def scalar(self, owner: str, value: Any) -> int | float:
+        """`value` as a plain number that fits the declared width; ctypes and CUDA would cut it off in silence."""
+        if self.dtype.kind == "f":
+            return float(value)
+        number = int(value)
+        limits = _LIMITS[self.type_name]
+        if not limits[0] <= number <= limits[1]:
+            raise ArgumentError(
+                f"{owner}: {self.name} wants a {self.dtype} from {limits[0]} to {limits[1]}, got {number}"
+            )
+        return number
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Name, result and arguments of one kernel; `kernel` tells KERNEL from NATIVE."""
+    """Name, result and arguments of one kernel; `kind` is the macro that declares it."""
 
     name: str
-    kernel: bool
+    kind: str
     result: str
     arguments: tuple[Argument, ...]
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it runs in shares, as KERNEL and CPU_KERNEL do."""
+        return self.kind != "NATIVE"
 
 
 def _argument(text: str, owner: str) -> Argument:
@@ -64,5 +91,5 @@ def signatures(source: str) -> list[Signature]:
         result = parts.pop(0).strip() if kind == "NATIVE" else "void"
         name = parts.pop(0).strip()
         arguments = tuple(_argument(part, name) for part in parts if part.strip())
-        found.append(Signature(name, kind == "KERNEL", result, arguments))
+        found.append(Signature(name, kind, result, arguments))
     return found

@@ -1,28 +1,98 @@
 // The dialect that every kernel is written in: one text, compiled by NVRTC for the GPU and by a C++ compiler for the CPU.
-// KERNEL(name, arguments...) { body } runs on both; NATIVE(result, name, arguments...) { body } on the CPU only.
-// The Python side reads argument names and types from these lines, so both macros must stand at the start of a line.
+//   KERNEL(name, arguments...) { body }           runs on both
+//   CPU_KERNEL(name, arguments...) { body }       shares of work on the CPU only (inside #if ON_CPU)
+//   NATIVE(result, name, arguments...) { body }   one plain call on the CPU only
+// The Python side reads argument names and types from these lines, so the macros must stand at the start of a line.
+//
+// FOR_ITEMS(i, n) gives every item to one thread. FOR_TILES(i, n) gives it to a tile: LANES neighbouring threads of the
+// GPU, one thread of the CPU. Within a tile FOR_DIMS(d, k) walks the dimensions d of a row, so that lanes read
+// neighbouring words (8 lanes are one 32-byte sector), and k names the register that keeps dimension d.
 #pragma once
 
 #if defined(__CUDACC__)
+#define ON_CPU 0
 typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef int int32_t;
 typedef unsigned long long uint64_t;
 typedef long long int64_t;
 #define DEVICE __device__ __forceinline__
-#define KERNEL(name, ...) extern "C" __global__ void name(__VA_ARGS__)
-#define FOR_ITEMS(i, n) \
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (n); i += (int64_t)gridDim.x * blockDim.x)
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) name(__VA_ARGS__)
+#define SHARE_PARAMETERS
+#define SHARE
+#define LANES 8
+#define LANE ((int)(threadIdx.x % LANES))
+#define THREAD (blockIdx.x * (int64_t)blockDim.x + threadIdx.x)
+#define FOR_ITEMS(i, n) for (int64_t i = THREAD; i < (n); i += (int64_t)gridDim.x * blockDim.x)
+#define FOR_TILES(i, n) for (int64_t i = THREAD / LANES; i < (n); i += (int64_t)gridDim.x * blockDim.x / LANES)
+#define REGISTERS(dims) (((dims) + LANES - 1) / LANES)
+#define FOR_DIMS(d, k) \
+    _Pragma("unroll") for (int k = 0, d = LANE; k < REGISTERS(MAX); ++k, d += LANES) if (d < D)
+// The launcher compiles one module per size class of D (4, 8 ... 256) and names it DIM.
+#define WITH_DIMENSION(D, call, ...) call<DIM>(D, __VA_ARGS__)
+#define TILE_MASK (0xffu << (threadIdx.x % 32 / LANES * LANES))
+#define TILE_SYNC() __syncwarp(TILE_MASK)
+#define PREFETCH(address)
+#define ATOMIC_OR(address, value) atomicOr(address, value)
+#define ATOMIC_CAS(address, expected, value) atomicCAS(address, expected, value)
+#define MULTIPLY_HIGH(a, b) __umul64hi(a, b)
+#define DOUBLE_BITS(x) ((uint64_t)__double_as_longlong(x))
+#define BITS_DOUBLE(x) __longlong_as_double((int64_t)(x))
+#define FLOAT_BITS(x) __float_as_uint(x)
+#define SQRT_FLOAT(x) __fsqrt_rn(x)
+#define SQRT_DOUBLE(x) __dsqrt_rn(x)
 #else
+#define ON_CPU 1
 #include <stddef.h>
 #include <stdint.h>
-#define DEVICE static inline
+#define DEVICE static inline __attribute__((always_inline))
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define KERNEL(name, ...) EXPORT void name(__VA_ARGS__, int64_t share_index, int64_t share_count)
+#define CPU_KERNEL(name, ...) KERNEL(name, __VA_ARGS__)
 #define NATIVE(result, name, ...) EXPORT result name(__VA_ARGS__)
+// What a function called by a kernel takes and is given last, so that it can walk items itself.
+#define SHARE_PARAMETERS , int64_t share_index, int64_t share_count
+#define SHARE , share_index, share_count
+#define LANES 1
+#define LANE 0
 // A thread's share of the items is one contiguous run.
 #define FOR_ITEMS(i, n) \
     for (int64_t i = (n) * share_index / share_count, i##_end = (n) * (share_index + 1) / share_count; i < i##_end; ++i)
+#define FOR_TILES(i, n) FOR_ITEMS(i, n)
+#define REGISTERS(dims) (dims)
+#define FOR_DIMS(d, k) for (int d = 0, k = 0; (void)k, d < D; ++d, k = d)
+// D is a constant for the common sizes, so that the loops over dimensions unroll into whole vectors.
+#define WITH_DIMENSION(D, call, ...)                   \
+    switch (D) {                                       \
+        case 4: call<4>(4, __VA_ARGS__); break;        \
+        case 8: call<8>(8, __VA_ARGS__); break;        \
+        case 16: call<16>(16, __VA_ARGS__); break;     \
+        case 32: call<32>(32, __VA_ARGS__); break;     \
+        case 64: call<64>(64, __VA_ARGS__); break;     \
+        case 128: call<128>(128, __VA_ARGS__); break;  \
+        default: call<256>(D, __VA_ARGS__);            \
+    }
+#define TILE_SYNC()
+#define PREFETCH(address) __builtin_prefetch((const void*)(address))
+#define ATOMIC_OR(address, value) __atomic_fetch_or(address, value, __ATOMIC_RELAXED)
+#define ATOMIC_NEXT(address) __atomic_fetch_add(address, 1, __ATOMIC_RELAXED)
+#define ATOMIC_CAS(address, expected, value) compare_and_swap(address, expected, value)
+#define MULTIPLY_HIGH(a, b) (uint64_t)(((unsigned __int128)(a) * (b)) >> 64)
+#define DOUBLE_BITS(x) bits_of<uint64_t>((double)(x))
+#define BITS_DOUBLE(x) bits_of<double>((uint64_t)(x))
+#define FLOAT_BITS(x) bits_of<uint32_t>((float)(x))
+#define SQRT_FLOAT(x) __builtin_sqrtf(x)
+#define SQRT_DOUBLE(x) __builtin_sqrt(x)
+template <class To, class From>
+DEVICE To bits_of(From from) {
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
+DEVICE int32_t compare_and_swap(int32_t* address, int32_t expected, int32_t value) {
+    __atomic_compare_exchange_n(address, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
 #endif
 
 // A full-period mix of 64 bits (the finalizer of SplitMix64). It is a bijection, so distinct keys stay distinct.
@@ -34,3 +104,6 @@ DEVICE uint64_t mix64(uint64_t x) {
     x ^= x >> 31;
     return x;
 }
+
+// One of `parts` by the high bits of a mixed key.
+DEVICE int64_t part_of(uint64_t mixed, int64_t parts) { return (int64_t)(((mixed >> 32) * (uint64_t)parts) >> 32); }

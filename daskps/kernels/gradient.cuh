@@ -1,0 +1,87 @@
+// The gradient of a row as a sum of fixed-point numbers: 64-bit integers in units of 2^-36. Integer addition is
+// associative, so the sum has the same bits for any order, any number of threads, devices and nodes.
+//
+// A contribution g becomes an integer by one double addition: g * 2^36 + 1.5 * 2^52 has the rounded integer in its low
+// bits, and its upper 12 bits are 0x433 exactly if |g| < 2^15; NaN and infinity fail that test too. Up to 1024
+// contributions add up to less than 2^61; a longer sum is tested after every 1024, so it cannot wrap unseen.
+#pragma once
+#include "pooling.cuh"
+
+enum { BAD_CONTRIBUTION = 1, BAD_SUM = 2, BAD_ROW = 4 };  // bits of the status word
+enum { CHUNK = 1024 };
+
+#define FIXED_ONE 68719476736.0  // 2^36
+#define FIXED_MAGIC 6755399441055744.0
+#define FIXED_MAGIC_BITS 0x4338000000000000ull
+#define FIXED_RANGE_BITS 0x4330000000000000ull
+#define FIXED_SUM_LIMIT ((uint64_t)1 << 61)
+
+struct Source {       // the gradient of the pooled output on one device
+    uint64_t values;  // address of float[examples][stride]
+    int64_t first_bag;
+};
+
+struct Gradient {
+    const Source* sources;  // (source_count,) in the order of their bags
+    int32_t source_count, slots;
+    int64_t stride, column;
+    const int32_t* starts;      // (touched + 1,)
+    const int32_t* bags;        // (occurrences,) grouped by row
+    const float* coefficients;  // (occurrences,) or null: all one
+};
+
+DEVICE const float* bag_gradient(const Gradient& g, int64_t bag, int32_t D) {
+    int32_t source = 0;
+    while (source + 1 < g.source_count && bag >= g.sources[source + 1].first_bag) ++source;
+    const int64_t local = bag - g.sources[source].first_bag;
+    return (const float*)g.sources[source].values + bag_offset(local, g.slots, g.stride, D) + g.column;
+}
+
+DEVICE bool sum_too_large(uint64_t sum) { return sum + FIXED_SUM_LIMIT > 2 * FIXED_SUM_LIMIT; }
+
+// Adds the contributions of occurrences [first, last), at most CHUNK of them; `wrong` collects the range test.
+template <int MAX>
+DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last, int64_t ahead_end, uint64_t* sum,
+                      uint64_t* wrong) {
+    const uint64_t offset = (uint64_t)(last - first) * FIXED_MAGIC_BITS;
+    FOR_DIMS(d, k) sum[k] -= offset;
+    for (int64_t i = first; i < last; ++i) {
+#if ON_CPU
+        if (i + 16 < ahead_end) {
+            const float* ahead = bag_gradient(g, g.bags[i + 16], D);
+            for (int d = 0; d < D; d += 16) PREFETCH(ahead + d);
+        }
+#endif
+        const float* values = bag_gradient(g, g.bags[i], D);
+        if (g.coefficients) {
+            const float coefficient = g.coefficients[i];
+            FOR_DIMS(d, k) {
+                const uint64_t bits = DOUBLE_BITS((double)(coefficient * values[d]) * FIXED_ONE + FIXED_MAGIC);
+                sum[k] += bits;
+                wrong[k] |= bits ^ FIXED_RANGE_BITS;
+            }
+        } else {
+            FOR_DIMS(d, k) {
+                const uint64_t bits = DOUBLE_BITS((double)values[d] * FIXED_ONE + FIXED_MAGIC);
+                sum[k] += bits;
+                wrong[k] |= bits ^ FIXED_RANGE_BITS;
+            }
+        }
+    }
+}
+
+// The sum over occurrences [first, last) into `sum`; returns status bits.
+template <int MAX>
+DEVICE int32_t sum_occurrences(int32_t D, const Gradient& g, int64_t first, int64_t last, int64_t ahead_end,
+                               uint64_t* sum) {
+    uint64_t wrong[REGISTERS(MAX)], high = 0;
+    int32_t status = 0;
+    FOR_DIMS(d, k) sum[k] = wrong[k] = 0;
+    for (int64_t chunk = first; chunk < last; chunk += CHUNK) {
+        const int64_t end = chunk + CHUNK < last ? chunk + CHUNK : last;
+        add_chunk<MAX>(D, g, chunk, end, ahead_end, sum, wrong);
+        if (last - first > CHUNK) FOR_DIMS(d, k) if (sum_too_large(sum[k])) status = BAD_SUM;
+    }
+    FOR_DIMS(d, k) high |= wrong[k];
+    return high >> 52 ? status | BAD_CONTRIBUTION : status;
+}

@@ -1,0 +1,25 @@
+// Whole rows moved by number. Their bits are opaque, so they move as integers. A negative number is left out.
+#include "dialect.cuh"
+
+DEVICE void copy_row(const uint32_t* from, uint32_t* to, int32_t width) {
+    for (int32_t c = LANE; c < width; c += LANES) to[c] = from[c];
+}
+
+// out[i] = rows[index[i]]
+KERNEL(rows_gather, const float* rows, int32_t width, const int32_t* index, int64_t n, float* out) {
+    FOR_TILES(i, n) {
+#if ON_CPU
+        if (i + 8 < i_end) PREFETCH(rows + (int64_t)index[i + 8] * width);
+#endif
+        if (index[i] < 0) continue;
+        copy_row((const uint32_t*)rows + (int64_t)index[i] * width, (uint32_t*)out + i * width, width);
+    }
+}
+
+// rows[index[i]] = values[i]; each number at most once
+KERNEL(rows_scatter, const float* values, int32_t width, const int32_t* index, int64_t n, float* rows) {
+    FOR_TILES(i, n) {
+        if (index[i] < 0) continue;
+        copy_row((const uint32_t*)values + i * width, (uint32_t*)rows + (int64_t)index[i] * width, width);
+    }
+}

@@ -1,0 +1,46 @@
+// What a device holds of a table: its slots and its rows. Kernels take an array of shards, one per device of the node.
+#pragma once
+#include "dialect.cuh"
+
+#define AHEAD 16  // slots asked for ahead of use on the CPU: about one DRAM latency
+
+struct Slot {
+    uint64_t key;
+    int32_t row;  // global row number, -1: free
+    int32_t unused;
+};
+
+struct Shard {
+    uint64_t slots;  // address of Slot[capacity]
+    int64_t capacity;
+    uint64_t rows;      // address of float[row_count][width]
+    int64_t first_row;  // global number of its first row; shards are in this order
+    int64_t row_count;
+};
+
+DEVICE int64_t home_slot(uint64_t key, int64_t capacity) {
+    return (int64_t)MULTIPLY_HIGH(mix64(key ^ 0x9e3779b97f4a7c15ull), (uint64_t)capacity);
+}
+
+DEVICE int64_t shard_of(uint64_t key, int32_t shard_count) {
+    return shard_count == 1 ? 0 : part_of(mix64(key ^ 0xd1b54a32d192ed03ull), shard_count);
+}
+
+DEVICE int32_t find_row(const Shard& shard, uint64_t key) {
+    if (shard.capacity == 0) return -1;
+    const Slot* slots = (const Slot*)shard.slots;
+    int64_t slot = home_slot(key, shard.capacity);
+    for (int64_t probes = 0; probes < shard.capacity; ++probes) {
+        if (slots[slot].row < 0) return -1;
+        if (slots[slot].key == key) return slots[slot].row;
+        slot = slot + 1 == shard.capacity ? 0 : slot + 1;
+    }
+    return -1;
+}
+
+// The address of a row on whichever device holds it.
+DEVICE float* row_address(const Shard* shards, int32_t shard_count, int64_t row, int64_t width) {
+    int32_t shard = 0;
+    while (shard + 1 < shard_count && row >= shards[shard + 1].first_row) ++shard;
+    return (float*)shards[shard].rows + (row - shards[shard].first_row) * width;
+}
