@@ -1,0 +1,96 @@
+"""The arithmetic of `memory_bytes`: how many rows fit beside everything that must be kept with them.
+
+In: a budget in bytes, the width of a row, the number of nodes. Out: a `Budget`, the size of every array of MEM-PS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daskps.errors import CapacityError, ConfigError
+
+ENTRY_BYTES = 16  # one `Entry` of cache.cpp
+BUCKET_BYTES = 8
+BUCKETS_PER_ROW = 4 / 3  # load 0.75: a search reads 1.5 neighbouring buckets when found, 8.5 when not
+CELL_BYTES = 4
+CELLS_PER_RECENT_ROW = 4  # a row visited again leaves a stale cell behind
+STAGING_PER_ROW = 1 / 16  # rows on their way from or to the disk; longer runs go in pieces of this size
+COPIES_PER_ROW = 1 / 32  # old values of rows that are pushed while a snapshot is being written
+STAGING_EXTRA_BYTES = 40  # beside the row: its key, position, slot, and NumPy's masks over them
+FIXED_BYTES = 16 << 10  # histograms, small arrays, Python objects
+
+# One node keeps 4 bytes (the slot) and works with 5 more a row in flight. Several nodes need a table of who holds what:
+# key 8, holders 8, slot 4, table 16, the node's positions and what is late about 28.
+FLIGHT_BYTES_ONE_NODE = 9
+FLIGHT_BYTES_MORE_NODES = 64
+FLIGHT_ROWS_ONE_NODE = 1.25
+FLIGHT_ROWS_MORE_NODES = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How `memory_bytes` is spent. Counts are in rows, buckets and cells."""
+
+    memory_bytes: int
+    store_bytes: int  # the disk tier's own index, subtracted first
+    row_bytes: int
+    cache_rows: int
+    recent_rows: int  # how many of them the recent list (LRU) may hold
+    bucket_count: int
+    ring_cells: int
+    staging_rows: int
+    copy_rows: int
+    flight_rows: int  # rows of all batches in flight together; a row out with two batches counts twice
+    flight_row_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """The sum of all parts; never above `memory_bytes`."""
+        return (
+            self.store_bytes
+            + FIXED_BYTES
+            + self.cache_rows * (self.row_bytes + ENTRY_BYTES)
+            + self.bucket_count * BUCKET_BYTES
+            + self.ring_cells * CELL_BYTES
+            + (self.staging_rows + self.copy_rows) * (self.row_bytes + STAGING_EXTRA_BYTES)
+            + self.flight_rows * self.flight_row_bytes
+        )
+
+
+def _budget(rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> Budget:
+    recent = max(1, int(rows * lru_share))
+    flight = FLIGHT_ROWS_ONE_NODE if nodes == 1 else FLIGHT_ROWS_MORE_NODES
+    return Budget(
+        memory_bytes=memory_bytes,
+        store_bytes=store_bytes,
+        row_bytes=row_bytes,
+        cache_rows=rows,
+        recent_rows=recent,
+        bucket_count=int(rows * BUCKETS_PER_ROW) + 8,
+        ring_cells=max(64, CELLS_PER_RECENT_ROW * recent),
+        staging_rows=max(1, int(rows * STAGING_PER_ROW)),
+        copy_rows=max(1, int(rows * COPIES_PER_ROW)),
+        flight_rows=max(1, int(rows * flight)),
+        flight_row_bytes=FLIGHT_BYTES_ONE_NODE if nodes == 1 else FLIGHT_BYTES_MORE_NODES,
+    )
+
+
+def split(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> Budget:
+    """The largest cache that `memory_bytes` can hold; CapacityError if that is not even one row."""
+    if not 0 < lru_share <= 1:
+        raise ConfigError(f"lru_share is the LRU list's part of the cached rows: above 0, at most 1; got {lru_share}")
+
+    def fits(rows: int) -> bool:
+        return _budget(rows, memory_bytes, store_bytes, row_bytes, nodes, lru_share).used_bytes <= memory_bytes
+
+    low, high = 0, min(memory_bytes // row_bytes + 1, 2**32 - 2)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    if low == 0:
+        least = _budget(1, memory_bytes, store_bytes, row_bytes, nodes, lru_share).used_bytes
+        raise CapacityError(
+            f"memory_bytes={memory_bytes:,} holds no row: the disk tier's index takes {store_bytes:,} bytes, and one "
+            f"row of {row_bytes} bytes with its bookkeeping needs {least:,} bytes in all; raise memory_bytes"
+        )
+    return _budget(low, memory_bytes, store_bytes, row_bytes, nodes, lru_share)
