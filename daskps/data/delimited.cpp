@@ -1,0 +1,160 @@
+// Lines of delimited fields (Criteo TSV and its like) to labels, keys and dense features.
+// A line is cut into fields first, then every slot reads its column, so two slots may read one column.
+#include "numbers.cuh"
+#include "scan.cuh"
+
+// What a slot does with its field. daskps/data/delimited.py builds these as structured arrays of the same shape.
+enum Kind { HASHED = 0, RAW = 1, BUCKETS = 2 };
+
+struct SlotPlan {
+    int32_t column;
+    int32_t kind;
+    int32_t missing_key;  // 1: an empty field is a key of its own; 0: it is an empty bag
+    int32_t separator;    // byte between the values of a multi-valued field, or -1
+    uint64_t seed;
+    int64_t bucket_keys;  // where this slot's keys of buckets begin
+};
+
+struct DensePlan {
+    int32_t column;
+    float missing;
+};
+
+struct Columns {
+    int32_t count;
+    int32_t label;
+    int32_t example_weight;  // or -1
+    int32_t delimiter;
+    int32_t slots;
+    int32_t dense;
+    int32_t refuse_quotes;  // 1: a field that starts with a quote makes the row bad
+};
+
+// Everything that does not change from line to line.
+struct Plan {
+    Columns columns;
+    const SlotPlan* slots;
+    const DensePlan* dense;
+    Buckets buckets;
+    const uint64_t* bucket_keys;
+};
+
+struct Line {
+    const uint8_t* text;
+    const int64_t* stops;  // (columns + 1,) field c is text[stops[c] + 1 : stops[c + 1]]
+
+    const uint8_t* begin(int64_t column) const { return text + stops[column] + 1; }
+    const uint8_t* end(int64_t column) const { return text + stops[column + 1]; }
+};
+
+// A bad row: why, and in which column (from 1; 0 is the whole line), packed as daskps/data/bad.py unpacks it.
+DEVICE int32_t status_of(Reason reason, int64_t column) { return (int32_t)reason | (int32_t)(column << 8); }
+
+DEVICE Reason key_of(const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Plan& plan, uint64_t* key) {
+    if (slot.kind == HASHED) {
+        *key = xxh64(p, end - p, slot.seed);
+        return FINE;
+    }
+    if (slot.kind == RAW) {
+        bool negative;
+        return read_integer(p, end, key, &negative);
+    }
+    int64_t value = 0;
+    Reason reason = read_int64(p, end, &value);
+    if (reason == FINE) *key = bucket_key(value, plan.buckets, plan.bucket_keys + slot.bucket_keys, slot.seed);
+    return reason;
+}
+
+// The keys of one field, appended at *keys.
+DEVICE Reason read_slot(
+    const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Plan& plan, uint64_t** keys) {
+    if (p == end) {
+        if (slot.missing_key) *(*keys)++ = xxh64(p, 0, slot.seed);
+        return FINE;
+    }
+    if (slot.separator < 0) return key_of(p, end, slot, plan, (*keys)++);
+    while (true) {
+        const uint8_t* stop = p;
+        while (stop < end && *stop != (uint8_t)slot.separator) ++stop;
+        Reason reason = stop == p ? MISSING_VALUE : key_of(p, stop, slot, plan, (*keys)++);
+        if (reason != FINE || stop == end) return reason;
+        p = stop + 1;
+    }
+}
+
+// One line into its outputs; on a bad field, its status. `ends` gets the end of every bag, counted from `base`.
+DEVICE int32_t read_line(const Line& line, const Plan& plan, float* label, uint64_t** keys, const uint64_t* base,
+                         int64_t* ends, float* dense, float* weight) {
+    const Columns& columns = plan.columns;
+    if (read_label(line.begin(columns.label), line.end(columns.label), false, label) != FINE)
+        return status_of(BAD_LABEL, columns.label + 1);
+    for (int64_t s = 0; s < columns.slots; ++s) {
+        int64_t c = plan.slots[s].column;
+        Reason reason = read_slot(line.begin(c), line.end(c), plan.slots[s], plan, keys);
+        if (reason != FINE) return status_of(reason, c + 1);
+        ends[s] = *keys - base;
+    }
+    for (int64_t d = 0; d < columns.dense; ++d) {
+        int64_t c = plan.dense[d].column;
+        dense[d] = plan.dense[d].missing;
+        if (line.begin(c) == line.end(c)) continue;
+        Reason reason = read_float(line.begin(c), line.end(c), &dense[d]);
+        if (reason != FINE) return status_of(reason, c + 1);
+    }
+    if (columns.example_weight >= 0) {
+        int64_t c = columns.example_weight;
+        Reason reason = read_example_weight(line.begin(c), line.end(c), weight);
+        if (reason != FINE) return status_of(reason, c + 1);
+    }
+    return 0;
+}
+
+// Cuts the next line into fields; returns its status. The scanner stands behind the line's end afterwards.
+DEVICE int32_t cut_line(Scanner<2>* scanner, const Columns& columns, int64_t* stops) {
+    int64_t found = 0;
+    const uint8_t* text = scanner->text;
+    stops[0] = scanner->line_start - 1;
+    while (true) {
+        int64_t stop = scanner->next();
+        ++found;
+        if (found <= columns.count) stops[found] = stop;
+        if (stop < scanner->size && text[stop] != '\n') continue;
+        scanner->line_start = stop + 1;
+        break;
+    }
+    if (found != columns.count) return status_of(WRONG_COLUMN_COUNT, found);
+    if (stops[found] > stops[found - 1] + 1 && text[stops[found] - 1] == '\r') --stops[found];
+    if (columns.refuse_quotes)
+        for (int64_t c = 0; c < columns.count; ++c)
+            if (stops[c + 1] > stops[c] + 1 && text[stops[c] + 1] == '"') return status_of(QUOTED, c + 1);
+    return 0;
+}
+
+// Parses `rows` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
+// `text` must be readable 64 bytes past `size`. `ends` gets rows * slots ends of bags, counted from `key_base`.
+NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t skip, int64_t rows,
+       const void* columns, const void* slots, const void* dense_columns, const int64_t* least, const uint8_t* small,
+       int64_t buckets, const uint64_t* bucket_keys, int64_t key_base, int64_t* stops, float* labels, uint64_t* keys,
+       int64_t* ends, float* dense, float* weights, int32_t* status) {
+    const Plan plan = {*(const Columns*)columns, (const SlotPlan*)slots, (const DensePlan*)dense_columns,
+                       {least, small, buckets}, bucket_keys};
+    Scanner<2> scanner(text, size, skip_lines(text, size, skip), (uint8_t)plan.columns.delimiter, (uint8_t)'\n');
+    uint64_t* next = keys;
+    const uint64_t* base = keys - key_base;
+    for (int64_t row = 0; row < rows; ++row) {
+        uint64_t* start = next;
+        int64_t* row_ends = ends + row * plan.columns.slots;
+        float* features = dense + row * plan.columns.dense;
+        float* weight = weights ? weights + row : 0;
+        status[row] = cut_line(&scanner, plan.columns, stops);
+        if (!status[row])
+            status[row] = read_line({text, stops}, plan, labels + row, &next, base, row_ends, features, weight);
+        if (!status[row]) continue;
+        next = start;
+        labels[row] = 0;
+        if (weight) *weight = 0;
+        for (int64_t s = 0; s < plan.columns.slots; ++s) row_ends[s] = next - base;
+        for (int64_t d = 0; d < plan.columns.dense; ++d) features[d] = 0;
+    }
+    return next - keys;
+}

@@ -1,0 +1,193 @@
+"""Delimited text is read as a plain Python twin reads it, good rows and bad ones, wherever blocks are cut."""
+
+from pathlib import Path
+
+import pytest
+from criteo_rows import criteo_text
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from text_twins import BadLineError, Row, delimited_row, expect, lines_of
+
+from daskps.backend.pool import ComputePool
+from daskps.data.bad import REASONS, BadRowPolicy
+from daskps.data.delimited import Delimited, criteo
+from daskps.data.schema import CRITEO_COLUMNS, Dense, Schema, Slot, criteo_schema
+from daskps.data.source import Source
+from daskps.errors import ConfigError, DataError
+
+LENIENT = BadRowPolicy("lenient", max_share=1.0)
+EVERY_KIND = Schema(
+    slots=(
+        Slot("user", "u", missing="none"),
+        Slot("user again", "u"),
+        Slot("count", kind="integer"),
+        Slot("id", raw=True),
+        Slot("tags", kind="multi"),
+        Slot("ids", kind="multi", raw=True, separator=";"),
+    ),
+    dense=(Dense("price", missing=-1.0), Dense("count as dense", "count")),
+    label="click",
+    example_weight="weight",
+)
+COLUMNS = ("u", "unused", "count", "click", "id", "tags", "price", "ids", "weight")
+
+
+def twin_rows(text: bytes, schema: Schema, columns: list[str], delimiter: bytes, seed: int) -> list[Row | BadLineError]:
+    rows: list[Row | BadLineError] = []
+    for line in lines_of(text):
+        try:
+            rows.append(delimited_row(line, schema, list(columns), delimiter, seed))
+        except BadLineError as bad:
+            rows.append(bad)
+    return rows
+
+
+def check(path: Path, text: bytes, source: Source, rows: list[Row | BadLineError], pool: ComputePool) -> None:
+    """Lenient reading gives the twin's rows; strict reading stops at the twin's first bad line, column and reason."""
+    path.write_bytes(text)
+    index = source.index()
+    assert index.rows == len(rows)
+    lenient = Source(source.urls, source.format, source.schema, source.hash_seed, LENIENT)
+    with lenient.open(index, pool) as reader:
+        expect(reader.read(0, len(rows)), [None if isinstance(row, BadLineError) else row for row in rows])
+        assert reader.bad_rows.bad == sum(isinstance(row, BadLineError) for row in rows)
+    first = next((number for number, row in enumerate(rows) if isinstance(row, BadLineError)), None)
+    with source.open(index, pool) as reader:
+        if first is None:
+            expect(reader.read(0, len(rows)), rows)
+            return
+        with pytest.raises(DataError) as caught:
+            reader.read(0, len(rows))
+    reason, column = rows[first].args
+    words = str(caught.value)
+    assert f"{path}, line {first + 1}" in words
+    assert REASONS[reason] in words
+    assert f": {column}, the schema" in words if reason == 1 else f"column {column} (" in words
+
+
+@pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_criteo_rows_are_read_as_the_twin_reads_them(
+    tmp_path: Path, pool: ComputePool, block_bytes: int, end: bytes
+) -> None:
+    text = criteo_text(200).replace(b"\n", end)
+    path = tmp_path / "day.tsv"
+    source = Source([str(path)], criteo(block_bytes), criteo_schema(), hash_seed=5)
+    check(path, text, source, twin_rows(text, source.schema, CRITEO_COLUMNS, b"\t", 5), pool)
+
+
+fields = st.one_of(
+    st.binary(max_size=12).map(lambda x: x.replace(b"\n", b"")),
+    st.integers(-(2**66), 2**66).map(lambda x: b"%d" % x),
+    st.integers(-5, 20).map(lambda x: b"%d" % x),
+    st.floats(width=32).map(lambda x: repr(x).encode()),
+    st.floats().map(lambda x: repr(x).encode()),
+    st.lists(st.integers(-3, 2**65), max_size=4).map(lambda x: b";".join(b"%d" % y for y in x)),
+    st.lists(st.sampled_from([b"a", b"bc", b"\xff\xfe", b""]), max_size=4).map(b"|".join),
+    st.sampled_from([b"", b"0", b"1", b"1.0", b"+1", b"-0", b"1e0", b".5", b"5.", b".", b"1e400", b"1e-400", b'"x"']),
+)
+good = st.tuples(
+    st.binary(max_size=40).map(lambda x: x.translate(None, b'\n\r\t,"')),
+    st.just(b"x"),
+    st.integers(-(2**63), 2**63 - 1).map(lambda x: b"%d" % x),
+    st.sampled_from([b"0", b"1"]),
+    st.integers(-(2**63), 2**64 - 1).map(lambda x: b"%d" % x),
+    st.lists(st.sampled_from([b"a", b"bc", b"\xff\xfe"]), max_size=4).map(b"|".join),
+    st.floats(width=32, allow_nan=False, allow_infinity=False).map(lambda x: repr(x).encode()),
+    st.lists(st.integers(0, 2**64 - 1), max_size=4).map(lambda x: b";".join(b"%d" % y for y in x)),
+    st.floats(0, 100, width=32).map(lambda x: repr(x).encode()),
+).map(list)
+
+
+@st.composite
+def line(draw: st.DrawFn) -> list[bytes]:
+    """A good line, mostly, with some of its fields replaced or a field too many."""
+    row = draw(good)
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        row[draw(st.integers(0, len(row) - 1))] = draw(fields)
+    if draw(st.integers(0, 9)) == 0:
+        row = draw(st.lists(fields, max_size=12))
+    return row
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=st.lists(line(), max_size=12),
+    delimiter=st.sampled_from([b"\t", b","]),
+    end=st.sampled_from([b"\n", b"\r\n"]),
+    last_end=st.booleans(),
+    block_bytes=st.sampled_from([16, 64, 4096]),
+    seed=st.integers(0, 2**64 - 1),
+)
+@example([[b"", b"", b"3", b"1", b"", b"", b"9" * 600, b"", b"1"]], b"\t", b"\n", True, 16, 0)
+@example([[b"\r"] * 9, [b"\r"]], b"\t", b"\n", False, 16, 0)
+def test_any_bytes_are_read_as_the_twin_reads_them(
+    tmp_path_factory: pytest.TempPathFactory,
+    pool: ComputePool,
+    rows: list[list[bytes]],
+    delimiter: bytes,
+    end: bytes,
+    last_end: bool,
+    block_bytes: int,
+    seed: int,
+) -> None:
+    text = end.join(delimiter.join(row) for row in rows) + (end if last_end else b"")
+    path = tmp_path_factory.mktemp("fuzz") / "rows.txt"
+    source = Source([str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes), EVERY_KIND, hash_seed=seed)
+    if text.startswith(b"\xef\xbb\xbf"):
+        text = b"0" + text
+    check(path, text, source, twin_rows(text, EVERY_KIND, COLUMNS, delimiter, seed), pool)
+
+
+def test_a_header_names_the_columns_and_a_byte_order_mark_is_not_data(tmp_path: Path, pool: ComputePool) -> None:
+    for number, mark in enumerate([b"", b"\xef\xbb\xbf"]):
+        (tmp_path / f"{number}.csv").write_bytes(mark + b"item,label\r\na,1\r\nb,0\r\n")
+    (tmp_path / "2.csv").write_bytes(b"item,label\n")
+    source = Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),)))
+    index = source.index()
+    assert [blocks.rows for blocks in index.files] == [2, 2, 0]
+    with source.open(index, pool) as reader:
+        batch = reader.read(0, 4)
+    assert batch.labels.tolist() == [1, 0, 1, 0]
+    assert batch.keys[:2].tolist() == batch.keys[2:].tolist()
+
+
+def test_the_line_of_a_bad_row_counts_the_header(tmp_path: Path, pool: ComputePool) -> None:
+    (tmp_path / "a.csv").write_bytes(b"item,label\na,1\nb,7\n")
+    source = Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),)))
+    with (
+        source.open(source.index(), pool) as reader,
+        pytest.raises(DataError, match=r"a\.csv, line 3, column 2 \(label\): the label is not 0 or 1"),
+    ):
+        reader.read(0, 2)
+
+
+def test_files_whose_headers_differ_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"item,label\na,1\n")
+    (tmp_path / "b.csv").write_bytes(b"label,item\n1,a\n")
+    with pytest.raises(DataError, match=r"b\.csv has the columns .*'label', 'item'.* but .*a\.csv"):
+        Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),))).index()
+
+
+def test_a_schema_that_does_not_fit_is_refused_before_reading_naming_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_bytes(b"1\t2\n")
+    schema = Schema((Slot("item"), Slot("C1"), Slot("shop", "s")))
+    with pytest.raises(ConfigError, match=r"not there: \['item', 's'\]"):
+        Source([str(tmp_path)], criteo(), schema).index()
+
+
+def test_a_separator_that_is_the_delimiter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"item,label\na,1\n")
+    with pytest.raises(ConfigError, match="separator is the delimiter"):
+        Source([str(tmp_path)], Delimited(","), Schema((Slot("item", kind="multi", separator=","),))).index()
+
+
+def test_dense_integers_are_log_scaled(tmp_path: Path, pool: ComputePool) -> None:
+    row = ["1", "7", "-3", ""] + ["0"] * 10 + ["a"] * 26
+    (tmp_path / "a.tsv").write_text("\t".join(row) + "\n")
+    source = Source([str(tmp_path)], criteo(), criteo_schema(dense_integers=True))
+    with source.open(source.index(), pool) as reader:
+        batch = reader.read(0, 1)
+    assert batch.slots == 26
+    assert batch.dense is not None
+    assert batch.dense[0, :3].tolist() == pytest.approx([2.0794415, -1.3862944, 0.0])

@@ -1,0 +1,153 @@
+"""Plain Python twins of the text parsers: they decide what is right, line by line, without any of the package's code.
+
+A row is either ("good", label, bags of keys, bags of weights, dense, example weight) or ("bad", reason, column).
+"""
+
+import itertools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from daskps.data.schema import Schema, Slot
+from daskps.types import Batch
+
+INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
+FLOAT = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
+COLUMN_COUNT, LABEL, NOT_INTEGER, NOT_NUMBER, RANGE, TOKEN, UNKNOWN, QUOTED, MISSING, WEIGHT = range(1, 11)
+
+
+class BadLineError(Exception):
+    """A row that must be refused, with its reason and column."""
+
+
+@dataclass
+class Row:
+    """A row as it should be read."""
+
+    label: float
+    bags: list[list[int]]
+    weights: list[list[float]]
+    dense: list[np.float32]
+    example_weight: float = 1.0
+
+
+def lines_of(text: bytes) -> list[bytes]:
+    """Lines without their ends; a last line needs no newline."""
+    lines = text.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+def seed_of(slot: Slot, hash_seed: int) -> int:
+    return xxhash.xxh64_intdigest(slot.name.encode(), hash_seed)
+
+
+def log_squared(value: int) -> int:
+    """floor(log(value)^2) by trying, with integers only where it is close."""
+    from decimal import Context, Decimal
+
+    context = Context(prec=50)
+    return int(context.power(context.ln(Decimal(value)), 2))
+
+
+def integer(field: bytes, low: int, high: int, column: int) -> int:
+    if not INTEGER.match(field):
+        raise BadLineError(NOT_INTEGER, column)
+    value = int(field)
+    if not low <= value <= high:
+        raise BadLineError(RANGE, column)
+    return value
+
+
+def number(field: bytes, column: int) -> np.float32:
+    if not FLOAT.match(field) or len(field) > 511:
+        raise BadLineError(NOT_NUMBER, column)
+    with np.errstate(over="ignore"):
+        value = np.float32(float(field))
+    if not np.isfinite(value):
+        raise BadLineError(RANGE, column)
+    return value
+
+
+def label_of(field: bytes, minus_one: bool, column: int) -> float:
+    try:
+        value = number(field, column)
+    except BadLineError:
+        raise BadLineError(LABEL, column) from None
+    if minus_one and value == -1:
+        return 0.0
+    if value not in (0, 1):
+        raise BadLineError(LABEL, column)
+    return float(value)
+
+
+def key(field: bytes, slot: Slot, hash_seed: int, column: int) -> int:
+    if slot.raw:
+        return integer(field, -(2**63), 2**64 - 1, column) % 2**64
+    if slot.kind == "integer":
+        value = integer(field, -(2**63), 2**63 - 1, column)
+        field = b"SP%d" % value if value <= 2 else b"%d" % log_squared(value)
+    return xxhash.xxh64_intdigest(field, seed_of(slot, hash_seed))
+
+
+def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: bytes, hash_seed: int) -> Row:
+    """One line of delimited text."""
+    fields = line.split(delimiter)
+    if len(fields) != len(columns):
+        raise BadLineError(COLUMN_COUNT, len(fields))
+    if delimiter == b",":
+        for number_, field in enumerate(fields):
+            if field.startswith(b'"'):
+                raise BadLineError(QUOTED, number_ + 1)
+    place = {name: at for at, name in enumerate(columns)}
+    label = label_of(fields[place[schema.label]], False, place[schema.label] + 1)
+    bags = []
+    for slot in schema.slots:
+        at = place[slot.source]
+        field = fields[at]
+        if not field:
+            bags.append([xxhash.xxh64_intdigest(b"", seed_of(slot, hash_seed))] if slot.missing_key else [])
+            continue
+        values = field.split(slot.separator.encode()) if slot.kind == "multi" else [field]
+        bag = []
+        for value in values:
+            if slot.kind == "multi" and not value:
+                raise BadLineError(MISSING, at + 1)
+            bag.append(key(value, slot, hash_seed, at + 1))
+        bags.append(bag)
+    dense = []
+    for feature in schema.dense:
+        at = place[feature.source]
+        dense.append(number(fields[at], at + 1) if fields[at] else np.float32(feature.missing))
+    weight = 1.0
+    if schema.example_weight:
+        at = place[schema.example_weight] + 1
+        weight = float(number(fields[at - 1], at))
+        if weight < 0:
+            raise BadLineError(WEIGHT, at)
+    return Row(label, bags, [[1.0] * len(bag) for bag in bags], dense, weight)
+
+
+def expect(batch: Batch, rows: list[Row | None], weighted: bool = False) -> None:
+    """`batch` holds exactly `rows`; None stands for a skipped one: no keys, label 0, weight 0."""
+    assert batch.examples == len(rows)
+    assert batch.offsets[0] == 0
+    assert batch.offsets[-1] == len(batch.keys)
+    weights = np.ones(len(rows), np.float32) if batch.example_weights is None else batch.example_weights
+    for number_, row in enumerate(rows):
+        bags = batch.offsets[number_ * batch.slots : (number_ + 1) * batch.slots + 1]
+        found = [batch.keys[a:b].tolist() for a, b in itertools.pairwise(bags)]
+        if row is None:
+            assert (found, batch.labels[number_], weights[number_]) == ([[]] * batch.slots, 0, 0)
+            continue
+        assert found == row.bags
+        assert batch.labels[number_] == row.label
+        assert weights[number_] == np.float32(row.example_weight)
+        if row.dense:
+            np.testing.assert_array_equal(batch.dense[number_], np.array(row.dense, np.float32))
+        if weighted:
+            found_weights = [batch.weights[a:b].tolist() for a, b in itertools.pairwise(bags)]
+            assert found_weights == row.weights
