@@ -50,10 +50,10 @@ class Settings(BaseModel):
 class Optimizer(Settings):
     """How a table's rows or the dense network learn. Fields that a kind does not use are refused, not ignored."""
 
-    kind: Literal["sgd", "adagrad", "adagrad_rowwise", "adam", "ftrl"] = "adagrad"
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = "adagrad"
     learning_rate: Rate = 0.05
     l2: NonNegative = 0.0
-    clip: NonNegative = 0.0  # largest norm of a row's gradient after the sum; 0 is none
+    clip_norm: NonNegative = 0.0  # largest norm of a row's gradient after the sum; 0 is none
     epsilon: NonNegative = 1e-8  # adagrad, adam
     initial_accumulator: NonNegative = 0.0  # adagrad, ftrl
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9  # adam
@@ -66,10 +66,10 @@ class Optimizer(Settings):
         known = {
             "sgd": set(),
             "adagrad": {"epsilon", "initial_accumulator"},
-            "adagrad_rowwise": {"epsilon", "initial_accumulator"},
+            "rowwise_adagrad": {"epsilon", "initial_accumulator"},
             "adam": {"epsilon", "beta1", "beta2"},
             "ftrl": {"initial_accumulator", "l1", "beta"},
-        }[self.kind] | {"kind", "learning_rate", "l2", "clip"}
+        }[self.kind] | {"kind", "learning_rate", "l2", "clip_norm"}
         if wrong := sorted(self.model_fields_set - known):
             raise ValueError(f"{self.kind} has no setting {', '.join(wrong)}; it has {', '.join(sorted(known))}")
         return self
@@ -112,7 +112,7 @@ class SyntheticData(Settings):
     dense_features: Annotated[int, Field(ge=0)] = 0
     weight_scale: NonNegative | None = None
     interaction_scale: NonNegative | None = None
-    drift: NonNegative = 0.0
+    drift_rows: Annotated[int, Field(ge=0)] = 0  # rows in which every weight turns to another and back
     seed: int = 0
 
 

@@ -89,3 +89,28 @@ class Batch:
             dense=None if self.dense is None else self.dense[start:stop],
             example_weights=None if self.example_weights is None else self.example_weights[start:stop],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a stage's task takes and returns: a piece of work by name. Bulk data stays in the Node."""
+
+    run: str  # of this training run, unique
+    epoch: int  # grows with every restart from a snapshot
+    batch: int
+    first_step: int  # steps are numbered through all passes over the data
+    stop_step: int
+    snapshot: str = ""  # prepare this snapshot when the batch is pushed
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} (steps {self.first_step} to {self.stop_step}) of run {self.run} epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """The distinct keys of one batch in one table, and where each occurrence finds its row."""
+
+    keys: Keys  # (U,) distinct
+    row_of: Int32s  # (K,) row number of each occurrence
+    offsets: Int64s  # (B * S + 1,) bags of this table's slots, example by example
+    weights: Floats | None  # (K,)

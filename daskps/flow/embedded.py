@@ -1,0 +1,36 @@
+"""The cluster that needs no set-up: an in-process one of one node, or local processes for more.
+
+In: nothing, a client, or a scheduler's address. Out: a Dask client whose workers are places for nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from distributed import Client, LocalCluster
+
+from daskps.cluster.plugin import THREADS
+
+
+@contextlib.contextmanager
+def client_for(nodes: int, given: Client | str | None = None) -> Iterator[Client]:
+    """The client that was given, or one of a cluster that is closed again afterwards."""
+    if isinstance(given, Client):
+        yield given
+    elif given is not None:
+        with Client(given, set_as_default=False) as client:
+            yield client
+    else:
+        with (
+            LocalCluster(
+                n_workers=nodes,
+                processes=nodes > 1,
+                threads_per_worker=THREADS,
+                memory_limit=0,
+                dashboard_address=None,
+                worker_dashboard_address=None,
+            ) as cluster,
+            Client(cluster, set_as_default=False) as client,
+        ):
+            yield client

@@ -1,0 +1,146 @@
+"""From a job's settings to open readers: which slots there are, which table each is in, where rows come from.
+
+In: a `Job`. Out: `Inputs`, the schema that all nodes share, and readers of this node's slices of every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from daskps.backend.pool import ComputePool
+from daskps.config import Job
+from daskps.data import delimited
+from daskps.data.bad import BadRowPolicy
+from daskps.data.format import Format
+from daskps.data.generated import GeneratedReader
+from daskps.data.order import Order, Steps
+from daskps.data.schema import Dense, Schema, Slot, criteo_schema
+from daskps.data.source import Source
+from daskps.data.synthetic import Synthetic
+from daskps.errors import ConfigError
+from daskps.types import Batch, Int64s
+
+
+class StepReader(Protocol):
+    """What the read stage needs: a node's slices of steps. `rows` counts all epochs."""
+
+    rows: int
+
+    def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The slots of a batch in order, each with its table, and the number of dense features."""
+
+    slots: tuple[str, ...]
+    tables: tuple[str, ...]  # of each slot
+    dense: int
+
+    def slots_of(self, table: str) -> tuple[int, ...]:
+        """Numbers of the slots in `table`."""
+        return tuple(number for number, name in enumerate(self.tables) if name == table)
+
+
+def features(job: Job) -> Features:
+    """The features that the job's data has, checked against its tables."""
+    synthetic = job.data.synthetic
+    default = next(iter(job.tables))
+    if job.slots:
+        sparse = [slot for slot in job.slots if slot.kind != "dense"]
+        found = Features(
+            tuple(slot.name for slot in sparse),
+            tuple(slot.table for slot in sparse),
+            len(job.slots) - len(sparse),
+        )
+    elif synthetic is not None:
+        names = tuple(f"slot{number}" for number in range(synthetic.slots))
+        found = Features(names, (default,) * len(names), synthetic.dense_features)
+    elif job.data.format == "criteo":
+        schema = criteo_schema()
+        found = Features(tuple(slot.name for slot in schema.slots), (default,) * len(schema.slots), 0)
+    else:
+        raise ConfigError(f"format {job.data.format!r} needs slots: name the columns to learn from, one [[slots]] each")
+    if synthetic is not None and len(found.slots) != synthetic.slots:
+        raise ConfigError(f"the job names {len(found.slots)} slots, but the synthetic data has {synthetic.slots}")
+    if unused := sorted(set(job.tables) - set(found.tables)):
+        raise ConfigError(f"no slot is in table {', '.join(unused)}: give it slots, or leave it out")
+    return found
+
+
+def open_training(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepReader:
+    """This node's reader of the training data, all epochs."""
+    data = job.data
+    steps = _steps(job, rank, nodes)
+    if data.synthetic is not None:
+        rows = data.synthetic.examples
+        return GeneratedReader(
+            synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs
+        )
+    order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
+    source = _source(job, data.paths)
+    return source.open(source.index(pool.cores), pool, order, steps)
+
+
+def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepReader | None:
+    """This node's reader of the validation data, or None."""
+    data = job.data
+    steps = _steps(job, rank, nodes)
+    if data.synthetic is not None:
+        first = data.synthetic.examples
+        if not data.validation_rows:
+            return None
+        return GeneratedReader(synthetic(job), pool, steps, first_row=first, stop_row=first + data.validation_rows)
+    if not data.validation_paths:
+        return None
+    source = _source(job, data.validation_paths)
+    return source.open(source.index(pool.cores), pool, Order(), steps)
+
+
+def synthetic(job: Job) -> Synthetic:
+    """The generator of a job with synthetic data, with the validation rows behind the training rows."""
+    data = job.data.synthetic
+    if data is None:
+        raise ConfigError(f"the job's data is {job.data.format!r}, not synthetic")
+    scales = {name: value for name in ("weight_scale", "interaction_scale") if (value := getattr(data, name)) is not None}
+    return Synthetic(
+        examples=data.examples + job.data.validation_rows,
+        slots=data.slots,
+        keys_per_slot=data.keys_per_bag,
+        key_space=data.keys_per_slot,
+        zipf_exponent=data.zipf_exponent,
+        dense=data.dense_features,
+        drift_rows=data.drift_rows,
+        seed=data.seed,
+        **scales,
+    )
+
+
+def _steps(job: Job, rank: int, nodes: int) -> Steps:
+    train = job.train
+    return Steps(train.minibatch_examples, nodes, rank, job.cluster.devices, train.block_examples)
+
+
+def _source(job: Job, paths: tuple[str, ...]) -> Source:
+    data = job.data
+    return Source(paths, _format(job), _schema(job), data.hash_seed, BadRowPolicy(data.bad_lines == "lenient", data.bad_share))
+
+
+def _schema(job: Job) -> Schema:
+    if not job.slots:
+        return criteo_schema()
+    slots = tuple(
+        Slot(slot.name, slot.column or "", slot.kind, slot.raw, table=slot.table)
+        for slot in job.slots
+        if slot.kind != "dense"
+    )
+    dense = tuple(Dense(slot.name, slot.column or "") for slot in job.slots if slot.kind == "dense")
+    return Schema(slots, dense, job.data.label, job.data.weight or "")
+
+
+def _format(job: Job) -> Format:
+    if job.data.format == "criteo":
+        return delimited.criteo()
+    raise ConfigError(f"format {job.data.format!r} cannot be read yet")

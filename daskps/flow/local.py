@@ -1,0 +1,283 @@
+"""A node that is open: the job's parts put together on one worker, and what happens to them outside the stages.
+
+In: a job, the workers of the run, the node's rank. Out: the open tiers, network and readers; snapshots prepared,
+published and confirmed; evaluation at rest.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from daskps.backend.device import Device, devices
+from daskps.backend.ops.initial import Initialiser
+from daskps.backend.ops.optimizer import Optimizer, optimizer_fields
+from daskps.backend.ops.unique import unique
+from daskps.backend.pool import ComputePool
+from daskps.backend.workspace import Workspace
+from daskps.cluster.commit import Draft, ModelDirectory, settle
+from daskps.cluster.node import Flight, Flights, NodeTable, initial_rows
+from daskps.config import Job
+from daskps.config import Optimizer as OptimizerSettings
+from daskps.data.order import Steps
+from daskps.errors import CapacityError, ConfigError
+from daskps.flow import inputs
+from daskps.flow.select import select_slots
+from daskps.flow.trainer import Trainer
+from daskps.hbm.table import HbmTable, TableSpec
+from daskps.mem.memps import MemPS
+from daskps.model import engine, network
+from daskps.model.metrics import Metrics
+from daskps.model.optimizer import DenseOptimizer
+from daskps.types import RowLayout, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a node tells the driver when it is open."""
+
+    epoch: int
+    directory: str
+    snapshot: str | None  # that it was opened from
+    batch: int  # the last one that the snapshot holds; -1 for a new model
+    position: int
+    rows: int  # of all epochs of the data
+    steps: Steps
+    validation_rows: int
+    row_capacity: int  # distinct keys of one batch that fit this node
+    metrics: dict[str, float]
+
+
+def table_specs(job: Job, features: inputs.Features) -> list[TableSpec]:
+    """The job's tables with their slots and row layouts, in the order of the job."""
+    specs = []
+    for number, (name, table) in enumerate(job.tables.items()):
+        optimizer = row_optimizer(table.optimizer)
+        layout = RowLayout(optimizer_fields(optimizer.kind, table.dimension))
+        specs.append(
+            TableSpec(name, number, features.slots_of(name), table.dimension, table.pooling, optimizer, layout)
+        )
+    return specs
+
+
+def row_optimizer(settings: OptimizerSettings) -> Optimizer:
+    """The optimizer of rows that settings describe."""
+    return Optimizer(**settings.model_dump())
+
+
+def dense_optimizer(settings: OptimizerSettings) -> DenseOptimizer:
+    """The optimizer of the dense network that settings describe."""
+    fields = settings.model_dump(include={"kind", "learning_rate", "l2", "epsilon", "initial_accumulator", "beta1", "beta2"})
+    return DenseOptimizer(**fields, clip_norm=settings.clip_norm or None)
+
+
+class LocalNode:
+    """The open node of one worker."""
+
+    def __init__(self, run: str, rank: int, workers: list[str], job: Job) -> None:
+        self.run, self.rank, self.nodes, self.job = run, rank, len(workers), job
+        self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
+        self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
+        self.features = inputs.features(job)
+        self.specs = table_specs(job, self.features)
+        self.directory = ModelDirectory(os.fspath(job.out))
+        self.epoch = self.directory.begin_epoch(run)
+        self.flights = Flights(run, self.epoch.number)
+        self.training = inputs.open_training(job, self.pool, rank, self.nodes)
+        self.validation = inputs.open_validation(job, self.pool, rank, self.nodes)
+        self.networks = self._networks()
+        self.metrics = Metrics()
+        self.snapshot = self.directory.snapshot()
+        if self.snapshot is not None:
+            self._take_up()
+        self.tables = [self._open_table(spec) for spec in self.specs]
+        self.trainer = Trainer(
+            self.devices,
+            self.networks,
+            dense_optimizer(job.model.optimizer),
+            self.metrics,
+            job.train.block_examples,
+        )
+        self.dedup_scratch = Workspace(self.devices[0])
+        self.previous: list[HbmTable] = []
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _networks(self) -> list[network.Network]:
+        """One replica per device; stand-ins share one."""
+        job = self.job
+        shapes = [(len(spec.slots), spec.dim) for spec in self.specs]
+
+        def build(on: engine.Engine) -> network.Network:
+            return network.build(
+                job.model.kind,
+                tables=shapes,
+                dense_features=self.features.dense,
+                hidden=job.model.hidden if job.model.kind in {"dnn", "deepfm"} else (),
+                seed=job.seed,
+                engine=on,
+                block_examples=job.train.block_examples,
+            )
+
+        if self.devices[0].kind == "cpu":
+            return [build(engine.cpu(self.pool))] * len(self.devices)
+        raise ConfigError("training on CUDA devices is not put together yet")
+
+    def _take_up(self) -> None:
+        """Go on from the last snapshot, if it is of the same job."""
+        assert self.snapshot is not None
+        draft = self.snapshot.draft
+        if draft.settings["result"] != self.job.result_fields():
+            raise ConfigError(
+                f"{self.job.out} holds a model of other settings (snapshot {self.snapshot.id}): choose another `out`, or "
+                "give the settings it was made with"
+            )
+        arrays = self.directory.load(self.snapshot)
+        for replica in dict.fromkeys(self.networks):
+            replica.load({name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")})
+        self.metrics.load({name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")})
+
+    def _open_table(self, spec: TableSpec) -> NodeTable:
+        settings = self.job.tables[spec.name].initialiser
+        scale = settings.scale
+        embedding = {
+            "constant": Initialiser("constant", scale),
+            "uniform": Initialiser("uniform", -scale, scale),
+            "normal": Initialiser("normal", 0.0, scale),
+        }[settings.kind]
+        store = open_partitions(self, spec)
+        weights = [len(other.slots) * other.layout.row_bytes for other in self.specs]
+        share = len(spec.slots) * spec.layout.row_bytes / sum(weights)
+        mem = MemPS(
+            layout=spec.layout,
+            store=store,
+            initial=initial_rows(spec, embedding, self.job.seed, self.devices[0]),
+            memory_bytes=int(self.job.budget.memory_bytes * share),
+            pool=self.pool,
+            nodes=self.nodes,
+            run=self.run,
+            epoch=self.epoch.number,
+            first_batch=0 if self.snapshot is None else self.snapshot.draft.batch + 1,
+            lru_share=self.job.cluster.lru_share,
+        )
+        return NodeTable(spec, mem, store)
+
+    def opened(self) -> Opened:
+        """What the driver needs to know."""
+        draft = self.snapshot.draft if self.snapshot is not None else None
+        return Opened(
+            epoch=self.epoch.number,
+            directory=self.directory.path,
+            snapshot=self.snapshot.id if self.snapshot is not None else None,
+            batch=draft.batch if draft else -1,
+            position=draft.position if draft else 0,
+            rows=self.training.rows,
+            steps=Steps(self.job.train.minibatch_examples),
+            validation_rows=self.validation.rows if self.validation is not None else 0,
+            row_capacity=self.row_capacity,
+            metrics=self.metrics_summary(),
+        )
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    @property
+    def row_capacity(self) -> int:
+        """Distinct keys of one batch that fit the devices and the cache."""
+        per_row = max(spec.layout.row_bytes for spec in self.specs) + 36  # key, slots of the hash table
+        in_hbm = self.job.budget.hbm_bytes // (self.job.train.depth + 1) // per_row
+        return int(min(in_hbm, *(table.mem.batch_rows for table in self.tables)))
+
+    def fitting_steps(self, flight: Flight) -> int:
+        """How many of the batch's steps, from its first, fit the budgets."""
+        steps = len(flight.step_starts) - 1
+        sizes = [len(working_set.keys) for working_set in flight.sets]
+        if max(sizes) <= self.row_capacity:
+            return steps
+        if steps == 1:
+            raise CapacityError(
+                f"step {flight.token.first_step} alone needs {max(sizes):,} distinct rows, but this node fits "
+                f"{self.row_capacity:,}: raise budget.hbm_bytes ({self.job.budget.hbm_bytes:,}) or budget.memory_bytes "
+                f"({self.job.budget.memory_bytes:,}), lower train.depth ({self.job.train.depth}), or use smaller steps"
+            )
+        return max(1, int(steps * self.row_capacity / max(sizes) * 0.9))
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def capture(self) -> dict[str, Any]:
+        """Dense network and metrics as they are between two batches."""
+        arrays = {f"dense/{name}": value for name, value in self.networks[0].export().items()}
+        return arrays | {f"metrics/{name}": value for name, value in self.metrics.state().items()}
+
+    def prepare(self, name: str, batch: int, dense_state: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Have every partition of this node hold all pushes up to `batch`; what each says of it."""
+        self._captured = dense_state or self.capture()
+        receipts = {}
+        for table in self.tables:
+            with table.lock:
+                table.mem.flush(batch, name)
+            receipts[table.spec.name] = {"prepared": name}
+        return receipts
+
+    def publish(self, name: str, batch: int, position: int, receipts: dict[str, Any]) -> tuple[str, ...]:
+        """Make the prepared snapshot the last one; the names of those to keep."""
+        settings = {"result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
+        draft = Draft(batch, position, self.job.cluster.partitions, settings, {}, self.metrics_summary())
+        self.epoch.publish(draft, self._captured, receipts)
+        self.epoch.keep(self.job.train.keep_snapshots)
+        return self.directory.state().live
+
+    def confirm(self, live: tuple[str, ...]) -> None:
+        """Follow what the log says."""
+        for table in self.tables:
+            with table.lock:
+                settle(table.store, live)
+
+    # -- at rest ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the validation data as the model is now; nothing is inserted."""
+        assert self.validation is not None
+        metrics = Metrics()
+        steps = Steps(self.job.train.minibatch_examples)
+        for step in range(steps.count(self.validation.rows)):
+            batch, _ = self.validation.read_steps(step, step + 1)
+            tables = []
+            for spec, table in zip(self.specs, self.tables, strict=True):
+                keys, offsets, weights = select_slots(batch, spec.slots)
+                found = unique(self.devices[0], keys=keys)
+                rows = table.mem.lookup(found.keys)
+                hbm = HbmTable(spec, self.devices[:1], found.keys, np.array([0, len(rows)], np.int64), rows)
+                hbm.load()
+                tables.append(hbm.pool(hbm.part(found.row_of, offsets, weights, [0, batch.examples]), 0))
+            logits = self.networks[0].predict(pooled=tables, dense=batch.dense)
+            metrics.update(batch.labels, logits, batch.example_weights)
+        return metrics.summary()
+
+    def metrics_summary(self) -> dict[str, float]:
+        """Progressive metrics so far."""
+        return self.metrics.summary()
+
+    def counts(self, flight: Flight) -> dict[str, float]:
+        """What the batch did to the tiers, summed over tables."""
+        totals: dict[str, float] = {"distinct_keys": sum(len(working_set.keys) for working_set in flight.sets)}
+        for table in self.tables:
+            for statistics in table.mem.statistics:
+                if statistics.batch == flight.token.batch:
+                    for name in type(statistics).__dataclass_fields__:
+                        if name != "batch":
+                            totals[name] = totals.get(name, 0) + float(getattr(statistics, name))
+        return totals
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.flights.fail(RuntimeError("the node is closing"))
+        for table in self.tables:
+            table.mem.close()
+            table.store.close()
+        self.training.close()
+        if self.validation is not None:
+            self.validation.close()
+        self.pool.close()

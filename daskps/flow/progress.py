@@ -1,0 +1,113 @@
+"""What a run tells about itself: one `BatchReport` per node and batch, and the `Progress` that sums them up.
+
+In: what nodes measured. Out: plain values for the progress bar, the log, the dashboard and the report after the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from daskps.types import Token
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """When a stage worked on a batch, in seconds since 1970, and how much of that it spent waiting for others."""
+
+    stage: str
+    started: float
+    ended: float
+    waited_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From start to end."""
+        return self.ended - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """What one node did for one batch."""
+
+    token: Token
+    rank: int
+    examples: int
+    stages: tuple[StageTime, ...]
+    counts: dict[str, float]  # keys, hits, misses, bytes and the like, summed over tables
+    metrics: dict[str, float]  # progressive, of the whole run so far
+    receipts: dict[str, Any] = field(default_factory=dict)  # of a prepared snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Metrics of the validation set at exactly the state after `batch`."""
+
+    batch: int
+    position: int
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the run is. One object, updated in place as batches finish."""
+
+    position: int  # global row number where training goes on
+    stop_position: int
+    batch: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    reports: list[BatchReport] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    snapshot: str | None = None
+    restarts: int = 0
+    examples: int = 0  # trained in this process
+    started: float = field(default_factory=time.time)
+    stopped_early: bool = False
+
+    def finish(self, token: Token, reports: Sequence[BatchReport], position: int) -> None:
+        """Take in what all nodes say of a batch."""
+        self.batch, self.position = token.batch, position
+        self.examples += sum(report.examples for report in reports)
+        self.metrics = reports[0].metrics
+        for report in reports:
+            for name, value in report.counts.items():
+                self.counts[name] = self.counts.get(name, 0) + value
+        self.reports.extend(reports)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start of this process's part of the run."""
+        return time.time() - self.started
+
+    @property
+    def examples_per_second(self) -> float:
+        """Mean rate of this process's part of the run."""
+        return self.examples / max(self.seconds, 1e-9)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of pulled rows that were in memory."""
+        pulled = sum(self.counts.get(name, 0) for name in ("hits", "misses", "new_keys"))
+        return self.counts.get("hits", 0) / pulled if pulled else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """At the mean rate so far."""
+        return (self.stop_position - self.position) / max(self.examples_per_second, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `train` gives back."""
+
+    directory: str
+    snapshot: str | None
+    progress: Progress
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Progressive metrics over everything trained."""
+        return self.progress.metrics

@@ -1,0 +1,52 @@
+"""How many steps make a batch. It decides only the speed, so it is chosen from what was measured.
+
+In: the job, what nodes can hold, reports of finished batches. Out: the number of steps of the next batch. A batch should
+take about a second, so that the fixed cost of its tasks (about 30 ms) is small; where rows come from disk it should be
+as large as the budgets allow, because then more of each file that is opened is wanted; and the run should have enough
+batches for the stages to overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from daskps.config import Job
+from daskps.flow.local import Opened
+from daskps.flow.progress import BatchReport
+
+FIRST_EXAMPLES = 32_768
+WANTED_SECONDS = 1.0
+LEAST_BATCHES = 16  # of a run, so that stages overlap
+ROOM = 0.7  # of what fits: working sets of later batches may be larger
+
+
+class Sizer:
+    """Grows by at most a factor of two from batch to batch."""
+
+    def __init__(self, job: Job, opened: Opened) -> None:
+        self._minibatch = job.train.minibatch_examples
+        self._fixed = job.train.batch_examples
+        self._capacity = opened.row_capacity
+        self._most = max(1, (opened.rows - opened.position) // self._minibatch // LEAST_BATCHES)
+        self._steps = min(max(1, FIRST_EXAMPLES // self._minibatch), self._most)
+
+    def steps(self) -> int:
+        """Steps of the next batch."""
+        if self._fixed is not None:
+            return max(1, self._fixed // self._minibatch)
+        return self._steps
+
+    def cut(self, fitting: int) -> None:
+        """A batch did not fit: only `fitting` steps of it did."""
+        self._steps = self._most = max(1, fitting)
+
+    def learn(self, reports: Sequence[BatchReport]) -> None:
+        """Take in a finished batch."""
+        token = reports[0].token
+        steps = token.stop_step - token.first_step
+        slowest = max(stage.seconds - stage.waited_seconds for report in reports for stage in report.stages)
+        keys = max(report.counts["distinct_keys"] for report in reports)
+        fitting = ROOM * self._capacity / max(keys, 1) * steps
+        misses = sum(report.counts.get("misses", 0) for report in reports)
+        wanted = fitting if misses else steps * WANTED_SECONDS / max(slowest, 1e-6)
+        self._steps = int(max(1, min(wanted, fitting, 2 * steps, self._most)))

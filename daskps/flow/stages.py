@@ -1,0 +1,152 @@
+"""The stages of a batch on one node: read, dedup, pull, load, train, push. Each is a function over a `LocalNode`.
+
+In: a token. Out: a small answer; bulk stays in the node, under the token's first step, and is freed by the push.
+`run_stage` and `run_control` are what Dask runs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from daskps.backend.ops.partition import partition
+from daskps.backend.ops.table import DEVICE_SALT
+from daskps.backend.ops.unique import unique
+from daskps.cluster.node import Arrival, Flight, Read, empty_rows
+from daskps.cluster.plugin import plugin_here
+from daskps.flow.local import LocalNode
+from daskps.flow.progress import BatchReport, StageTime
+from daskps.flow.select import select_slots
+from daskps.hbm.table import HbmTable
+from daskps.types import Int64s, Token, WorkingSet
+
+
+def run_stage(stage: str, token: Token, *after: Any) -> Any:
+    """The task of one stage: `after` only orders it behind other tasks."""
+    node: LocalNode = plugin_here().node
+    started = time.time()
+    try:
+        answer, waited = STAGES[stage](node, token)
+    except BaseException as error:
+        node.flights.fail(error)
+        raise
+    if stage == "read":
+        return answer
+    if stage != "push":
+        node.flights.get(token).times.append((stage, started, time.time(), waited))
+        return answer
+    return _report(node, answer, started, waited)
+
+
+def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
+    """The task of what happens outside the stages; verbs are methods of `LocalNode`."""
+    plugin = plugin_here()
+    if verb == "open":
+        if plugin.node is not None:
+            plugin.node.close()
+        plugin.node = LocalNode(run, rank, *values)
+        return plugin.node.opened()
+    answer = getattr(plugin.node, verb)(*values)
+    if verb == "close":
+        plugin.node = None
+    return answer
+
+
+def read(node: LocalNode, token: Token) -> tuple[None, float]:
+    """This node's slices of the batch's steps."""
+    started = time.time()
+    batch, starts = node.training.read_steps(token.first_step, token.stop_step)
+    node.flights.add(Read(token, batch, starts, ("read", started, time.time(), 0.0)))
+    return None, 0.0
+
+
+def dedup(node: LocalNode, token: Token) -> tuple[int, float]:
+    """The distinct keys of each table. Answers how many steps fit the budget."""
+    flight = node.flights.begin(token)
+    for spec in node.specs:
+        keys, offsets, weights = select_slots(flight.batch, spec.slots)
+        found = unique(node.devices[0], keys=node.devices[0].from_host(keys), workspace=node.dedup_scratch)
+        distinct, row_of = (node.devices[0].to_host(array) for array in (found.keys, found.row_of))
+        starts = np.array([0, len(distinct)], np.int64)
+        if len(node.devices) > 1:
+            distinct, row_of, starts = _deal(node, distinct, row_of)
+        flight.sets.append(WorkingSet(distinct, row_of, offsets, weights))
+        flight.shard_starts.append(starts)
+    return node.fitting_steps(flight), 0.0
+
+
+def _deal(node: LocalNode, keys: Any, row_of: Any) -> tuple[Any, Any, Int64s]:
+    """Number the rows device by device."""
+    dealt = partition(node.devices[0], keys=keys, parts=len(node.devices), salt=DEVICE_SALT)
+    place = np.empty(len(keys), np.int32)
+    place[dealt.order] = np.arange(len(keys), dtype=np.int32)
+    return keys[dealt.order], place[row_of], dealt.starts
+
+
+def pull(node: LocalNode, token: Token) -> tuple[None, float]:
+    """Rows of the working sets from MEM-PS, which brings in what is on disk."""
+    flight = node.flights.number(token)
+    widths = [spec.layout.width for spec in node.specs]
+    flight.arrivals = [Arrival(empty_rows(len(set_.keys), width)) for set_, width in zip(flight.sets, widths, strict=True)]
+    for number, (table, working_set) in enumerate(zip(node.tables, flight.sets, strict=True)):
+        with table.lock:
+            deliveries = table.mem.pull(working_set.keys, token.batch, out=flight.arrivals[number].rows)
+            node.flights.arrive(number, deliveries)
+    return None, node.flights.wait_first(flight, node.job.cluster.wait_seconds)
+
+
+def load(node: LocalNode, token: Token) -> tuple[None, float]:
+    """Put the rows on the devices."""
+    flight = node.flights.get(token)
+    for spec, working_set, starts, arrival in zip(
+        node.specs, flight.sets, flight.shard_starts, flight.arrivals, strict=True
+    ):
+        table = HbmTable(spec, node.devices, working_set.keys, starts, arrival.rows)
+        table.load()
+        flight.tables.append(table)
+    return None, 0.0
+
+
+def train(node: LocalNode, token: Token) -> tuple[None, float]:
+    """All steps of the batch."""
+    flight = node.flights.get(token)
+    waited = node.flights.wait_late(flight, node.job.cluster.wait_seconds)
+    for number, (table, arrival) in enumerate(zip(flight.tables, flight.arrivals, strict=True)):
+        assert arrival.first is not None
+        if len(arrival.first.copied):
+            table.copy_from(node.previous[number], arrival.first.copied.astype(np.int64))
+    node.previous = []  # its rows are here or pushed
+    node.trainer.train(flight)
+    node.previous = flight.tables
+    if token.snapshot:
+        flight.dense_state = node.capture()
+    return None, waited
+
+
+def push(node: LocalNode, token: Token) -> tuple[Flight, float]:
+    """Trained rows back to MEM-PS; prepares the snapshot if the token asks for one."""
+    flight = node.flights.get(token)
+    for number, (table, hbm) in enumerate(zip(node.tables, flight.tables, strict=True)):
+        with table.lock:
+            node.flights.arrive(number, table.mem.push(hbm.keys, hbm.rows_on_host(), token.batch))
+    node.flights.remove(token)
+    return flight, 0.0
+
+
+STAGES = {"read": read, "dedup": dedup, "pull": pull, "load": load, "train": train, "push": push}
+
+
+def _report(node: LocalNode, flight: Flight, started: float, waited: float) -> BatchReport:
+    receipts = node.prepare(flight.token.snapshot, flight.token.batch, flight.dense_state) if flight.token.snapshot else {}
+    times = [*flight.times, ("push", started, time.time(), waited)]
+    return BatchReport(
+        token=flight.token,
+        rank=node.rank,
+        examples=flight.examples,
+        stages=tuple(StageTime(*item) for item in times),
+        counts=node.counts(flight),
+        metrics=node.metrics_summary(),
+        receipts=receipts,
+    )

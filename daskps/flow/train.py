@@ -1,0 +1,50 @@
+"""Train a job: on the cluster that needs no set-up, or on any Dask client.
+
+In: a `Job` (or its settings). Out: an `Outcome`; the model is in the job's directory.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distributed import Client
+
+from daskps.cluster.plugin import NannyMemoryPlugin, NodePlugin
+from daskps.config import Job, make_job
+from daskps.errors import BackendError
+from daskps.flow.driver import Driver
+from daskps.flow.embedded import client_for
+from daskps.flow.progress import Outcome, Progress
+
+
+def _nothing(progress: Progress) -> None:
+    """Tell nobody."""
+
+
+def train(
+    job: Job | Mapping[str, Any],
+    *,
+    client: Client | str | None = None,
+    on_progress: Callable[[Progress], None] = _nothing,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Train `job` to its end, from its last snapshot if its directory has one.
+
+    `client` is a Dask client or a scheduler's address; without one, an in-process cluster of `cluster.nodes` nodes is
+    made and closed again. `on_progress` is called after every batch; when `should_stop` says so, the run ends at a batch
+    boundary with a snapshot.
+    """
+    job = job if isinstance(job, Job) else make_job(dict(job))
+    with client_for(job.cluster.nodes, client) as connected:
+        connected.register_plugin(NodePlugin())
+        connected.register_plugin(NannyMemoryPlugin())
+        workers = sorted(connected.scheduler_info(n_workers=-1)["workers"])
+        if len(workers) < job.cluster.nodes:
+            raise BackendError(f"the job wants {job.cluster.nodes} nodes, the cluster has {len(workers)} workers")
+        run = uuid.uuid4().hex[:12]
+        driver = Driver(
+            connected, workers[: job.cluster.nodes], job, run, on_progress=on_progress, should_stop=should_stop
+        )
+        return driver.run()

@@ -1,0 +1,212 @@
+"""HBM-PS: the rows of one batch and one table in the memory of a node's devices.
+
+In: the batch's distinct keys with their rows, and the row number of every occurrence. Out: pooled slots, updated rows.
+Rows are dealt over the devices by key; global row numbers run through the shards, so every device reads every row (peer
+access) and each shard's gradients are summed where the shard is. Late rows are copied from the table of the batch
+before without leaving the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskps.backend.device import Array, Device
+from daskps.backend.ops.gradient import Status, add_sums, apply_sums, join_sources, sum_gradients, update_rows
+from daskps.backend.ops.group import Groups, group_occurrences
+from daskps.backend.ops.optimizer import Optimizer
+from daskps.backend.ops.pool import Pooling, pool_rows
+from daskps.backend.ops.rows import gather_rows, scatter_rows
+from daskps.backend.ops.table import Shard, Shards, build_table, find_rows, join_shards
+from daskps.backend.workspace import Workspace
+from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """What all batches of a table share."""
+
+    name: str
+    number: int  # part of what initial rows are a function of
+    slots: tuple[int, ...]  # numbers of its slots in a batch
+    dim: int
+    pooling: Pooling
+    optimizer: Optimizer
+    layout: RowLayout
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """The occurrences of one step in one table: those of each device's examples, and of all together."""
+
+    row_of: tuple[Array, ...]  # per device
+    offsets: tuple[Array, ...]  # per device (examples * slots + 1,), from 0
+    weights: tuple[Array | None, ...]
+    groups: tuple[Groups, ...]  # per device: the occurrences, of all devices, of the rows of its shard
+
+
+class HbmTable:
+    """The table of one batch. `keys` are grouped by device; shard m is rows [starts[m], starts[m + 1])."""
+
+    def __init__(
+        self, spec: TableSpec, devices: Sequence[Device], keys: Keys, shard_starts: Int64s, rows: Floats
+    ) -> None:
+        self.spec, self.devices, self.keys = spec, list(devices), keys
+        self._host = rows  # (U, width): on the CPU the table itself, otherwise what it was loaded from
+        self._starts = shard_starts
+        self._shards: Shards | None = None
+        self._searchable = False
+        self._statuses = [Status(device) for device in self.devices]
+        self._scratch = [Workspace(device) for device in self.devices]
+
+    @property
+    def shards(self) -> Shards:
+        """The rows on the devices, after `load`."""
+        assert self._shards is not None, "load comes first"
+        return self._shards
+
+    def load(self) -> None:
+        """Put the rows on the devices; stand-ins use them where they are."""
+        pieces = [
+            Shard(device, device.from_host(self._host[self._starts[m] : self._starts[m + 1]]))
+            for m, device in enumerate(self.devices)
+        ]
+        self._shards = join_shards(pieces)
+
+    def copy_from(self, previous: HbmTable, positions: Int64s) -> None:
+        """Take the rows at `positions` from the table of the batch before, device to device."""
+        if not len(positions):
+            return
+        previous.make_searchable()
+        wanted = np.searchsorted(positions, self._starts)
+        for m, device in enumerate(self.devices):
+            mine = positions[wanted[m] : wanted[m + 1]]
+            keys = device.from_host(self.keys[mine])
+            values = previous.gather(device, find_rows(device, shards=previous.shards, keys=keys))
+            local = device.from_host((mine - self._starts[m]).astype(np.int32))
+            scatter_rows(device, rows=self.shards.shards[m].rows, index=local, values=values)
+
+    def make_searchable(self) -> None:
+        """Build the hash table from keys to rows; only what somebody searches pays for it."""
+        if self._searchable:
+            return
+        pieces = []
+        for m, shard in enumerate(self.shards.shards):
+            keys = shard.device.from_host(self.keys[self._starts[m] : self._starts[m + 1]])
+            slots = build_table(shard.device, keys=keys, first_row=int(self._starts[m]))
+            pieces.append(Shard(shard.device, shard.rows, slots))
+        self._shards = join_shards(pieces)
+        self._searchable = True
+
+    def gather(self, device: Device, rows: Array) -> Array:
+        """Whole rows by global number, on `device`."""
+        if len(self.devices) == 1:
+            return gather_rows(device, rows=self.shards.shards[0].rows, index=rows)
+        out = device.empty((len(rows), self.spec.layout.width), np.float32)
+        for m, shard in enumerate(self.shards.shards):
+            first, last = self.shards.first_rows[m], self.shards.first_rows[m + 1]
+            here = device.xp.where((rows >= first) & (rows < last), rows - np.int32(first), np.int32(-1))
+            gather_rows(device, rows=shard.rows, index=here.astype(np.int32), out=out)
+        return out
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def part(
+        self, row_of: Int32s, offsets: Int64s, weights: Floats | None, example_starts: Sequence[int]
+    ) -> StepPart:
+        """Cut a step's occurrences by device (``example_starts``, M + 1) and group them by shard."""
+        slots = len(self.spec.slots)
+        rows_of, bag_offsets, weights_of = [], [], []
+        for m, device in enumerate(self.devices):
+            bags = slice(example_starts[m] * slots, example_starts[m + 1] * slots + 1)
+            here = offsets[bags]
+            first, last = int(here[0]), int(here[-1])
+            rows_of.append(device.from_host(row_of[first:last]))
+            bag_offsets.append(device.from_host(here - first))
+            weights_of.append(None if weights is None else device.from_host(weights[first:last]))
+        base, end = int(offsets[0]), int(offsets[-1])
+        groups = tuple(
+            group_occurrences(
+                device,
+                row_of=device.from_host(row_of[base:end]),
+                offsets=device.from_host(offsets - base),
+                slots=slots,
+                first_row=int(self._starts[m]),
+                row_count=int(self._starts[m + 1] - self._starts[m]),
+                pooling=self.spec.pooling,
+                weights=None if weights is None else device.from_host(weights[base:end]),
+                workspace=self._scratch[m],
+            )
+            for m, device in enumerate(self.devices)
+        )
+        return StepPart(tuple(rows_of), tuple(bag_offsets), tuple(weights_of), groups)
+
+    def pool(self, part: StepPart, m: int, out: Array | None = None) -> Array:
+        """Pooled slots (examples, slots * dim) of device m's examples."""
+        return pool_rows(
+            self.devices[m],
+            shards=self.shards,
+            dim=self.spec.dim,
+            row_of=part.row_of[m],
+            offsets=part.offsets[m],
+            slots=len(self.spec.slots),
+            pooling=self.spec.pooling,
+            weights=part.weights[m],
+            out=out,
+        )
+
+    def update(self, part: StepPart, gradients: Sequence[Array], weight: float) -> None:
+        """Sum the gradients of every touched row over the devices and step the rows."""
+        sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
+        for m, device in enumerate(self.devices):
+            update_rows(
+                device,
+                groups=part.groups[m],
+                sources=sources,
+                optimizer=self.spec.optimizer,
+                weight=weight,
+                rows=self.shards.shards[m].rows,
+                status=self._statuses[m],
+            )
+
+    def sum(self, part: StepPart, gradients: Sequence[Array]) -> tuple[Int32s, Int64s]:
+        """For the exchange between nodes: global numbers of the touched rows (T,), and their sums (T, dim)."""
+        sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
+        rows, sums = [], []
+        for m, device in enumerate(self.devices):
+            found = sum_gradients(device, groups=part.groups[m], sources=sources, status=self._statuses[m])
+            rows.append(device.to_host(part.groups[m].touched) + np.int32(self._starts[m]))
+            sums.append(device.to_host(found))
+        return np.concatenate(rows), np.concatenate(sums)
+
+    def apply(self, rows: Int32s, sums: Int64s, weight: float) -> None:
+        """Step rows (T,), by global number, with sums (T, dim) over all nodes."""
+        for m, device in enumerate(self.devices):
+            first, last = int(self._starts[m]), int(self._starts[m + 1])
+            mine = slice(None) if len(self.devices) == 1 else np.flatnonzero((rows >= first) & (rows < last))
+            apply_sums(
+                device,
+                touched=device.from_host(rows[mine] - np.int32(first)),
+                sums=device.from_host(sums[mine]),
+                optimizer=self.spec.optimizer,
+                weight=weight,
+                rows=self.shards.shards[m].rows,
+                status=self._statuses[m],
+            )
+
+    def check(self) -> None:
+        """Raise NonFiniteError if a step met a NaN or an overflow."""
+        for status in self._statuses:
+            status.check()
+
+    def rows_on_host(self) -> Floats:
+        """All rows (U, width) in the order of `keys`."""
+        pieces = [shard.device.to_host(shard.rows) for shard in self.shards.shards]
+        if all(device.kind == "cpu" for device in self.devices):
+            return self._host  # the shards are views of it
+        return np.concatenate(pieces)
+
+
+__all__ = ["HbmTable", "StepPart", "TableSpec", "add_sums"]
