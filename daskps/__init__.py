@@ -4,4 +4,10 @@ The folders follow the data: `data` reads examples, `hbm`, `mem` and `ssd` are t
 learns, `cluster` joins nodes, `flow` runs it all; `kernels` and `backend` carry the arithmetic on CPU and GPU.
 """
 
+from daskps.config import Job, make_job, read_job
+from daskps.errors import DaskpsError
+from daskps.flow.progress import Outcome, Progress
+from daskps.flow.train import train
+
 __version__ = "0.1.0"
+__all__ = ["DaskpsError", "Job", "Outcome", "Progress", "make_job", "read_job", "train"]

@@ -23,7 +23,7 @@ from daskps.config import Job
 from daskps.errors import DataError
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation
 from daskps.flow.sizing import Sizer
-from daskps.flow.local import Opened
+from daskps.flow.open_node import Opened
 from daskps.flow.stages import run_control, run_stage
 from daskps.types import Token
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from daskps.config import Job
-from daskps.flow.local import Opened
+from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport
 
 FIRST_EXAMPLES = 32_768

@@ -1,4 +1,4 @@
-"""The stages of a batch on one node: read, dedup, pull, load, train, push. Each is a function over a `LocalNode`.
+"""The stages of a batch on one node: read, dedup, pull, load, train, push. Each is a function over a `OpenNode`.
 
 In: a token. Out: a small answer; bulk stays in the node, under the token's first step, and is freed by the push.
 `run_stage` and `run_control` are what Dask runs.
@@ -16,7 +16,7 @@ from daskps.backend.ops.table import DEVICE_SALT
 from daskps.backend.ops.unique import unique
 from daskps.cluster.node import Arrival, Flight, Read, empty_rows
 from daskps.cluster.plugin import plugin_here
-from daskps.flow.local import LocalNode
+from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
 from daskps.flow.select import select_slots
 from daskps.hbm.table import HbmTable
@@ -25,7 +25,7 @@ from daskps.types import Int64s, Token, WorkingSet
 
 def run_stage(stage: str, token: Token, *after: Any) -> Any:
     """The task of one stage: `after` only orders it behind other tasks."""
-    node: LocalNode = plugin_here().node
+    node: OpenNode = plugin_here().node
     started = time.time()
     try:
         answer, waited = STAGES[stage](node, token)
@@ -41,12 +41,12 @@ def run_stage(stage: str, token: Token, *after: Any) -> Any:
 
 
 def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
-    """The task of what happens outside the stages; verbs are methods of `LocalNode`."""
+    """The task of what happens outside the stages; verbs are methods of `OpenNode`."""
     plugin = plugin_here()
     if verb == "open":
         if plugin.node is not None:
             plugin.node.close()
-        plugin.node = LocalNode(run, rank, *values)
+        plugin.node = OpenNode(run, rank, *values)
         return plugin.node.opened()
     answer = getattr(plugin.node, verb)(*values)
     if verb == "close":
@@ -54,7 +54,7 @@ def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
     return answer
 
 
-def read(node: LocalNode, token: Token) -> tuple[None, float]:
+def read(node: OpenNode, token: Token) -> tuple[None, float]:
     """This node's slices of the batch's steps."""
     started = time.time()
     batch, starts = node.training.read_steps(token.first_step, token.stop_step)
@@ -62,7 +62,7 @@ def read(node: LocalNode, token: Token) -> tuple[None, float]:
     return None, 0.0
 
 
-def dedup(node: LocalNode, token: Token) -> tuple[int, float]:
+def dedup(node: OpenNode, token: Token) -> tuple[int, float]:
     """The distinct keys of each table. Answers how many steps fit the budget."""
     flight = node.flights.begin(token)
     for spec in node.specs:
@@ -77,7 +77,7 @@ def dedup(node: LocalNode, token: Token) -> tuple[int, float]:
     return node.fitting_steps(flight), 0.0
 
 
-def _deal(node: LocalNode, keys: Any, row_of: Any) -> tuple[Any, Any, Int64s]:
+def _deal(node: OpenNode, keys: Any, row_of: Any) -> tuple[Any, Any, Int64s]:
     """Number the rows device by device."""
     dealt = partition(node.devices[0], keys=keys, parts=len(node.devices), salt=DEVICE_SALT)
     place = np.empty(len(keys), np.int32)
@@ -85,7 +85,7 @@ def _deal(node: LocalNode, keys: Any, row_of: Any) -> tuple[Any, Any, Int64s]:
     return keys[dealt.order], place[row_of], dealt.starts
 
 
-def pull(node: LocalNode, token: Token) -> tuple[None, float]:
+def pull(node: OpenNode, token: Token) -> tuple[None, float]:
     """Rows of the working sets from MEM-PS, which brings in what is on disk."""
     flight = node.flights.number(token)
     widths = [spec.layout.width for spec in node.specs]
@@ -97,7 +97,7 @@ def pull(node: LocalNode, token: Token) -> tuple[None, float]:
     return None, node.flights.wait_first(flight, node.job.cluster.wait_seconds)
 
 
-def load(node: LocalNode, token: Token) -> tuple[None, float]:
+def load(node: OpenNode, token: Token) -> tuple[None, float]:
     """Put the rows on the devices."""
     flight = node.flights.get(token)
     for spec, working_set, starts, arrival in zip(
@@ -109,7 +109,7 @@ def load(node: LocalNode, token: Token) -> tuple[None, float]:
     return None, 0.0
 
 
-def train(node: LocalNode, token: Token) -> tuple[None, float]:
+def train(node: OpenNode, token: Token) -> tuple[None, float]:
     """All steps of the batch."""
     flight = node.flights.get(token)
     waited = node.flights.wait_late(flight, node.job.cluster.wait_seconds)
@@ -125,7 +125,7 @@ def train(node: LocalNode, token: Token) -> tuple[None, float]:
     return None, waited
 
 
-def push(node: LocalNode, token: Token) -> tuple[Flight, float]:
+def push(node: OpenNode, token: Token) -> tuple[Flight, float]:
     """Trained rows back to MEM-PS; prepares the snapshot if the token asks for one."""
     flight = node.flights.get(token)
     for number, (table, hbm) in enumerate(zip(node.tables, flight.tables, strict=True)):
@@ -138,7 +138,7 @@ def push(node: LocalNode, token: Token) -> tuple[Flight, float]:
 STAGES = {"read": read, "dedup": dedup, "pull": pull, "load": load, "train": train, "push": push}
 
 
-def _report(node: LocalNode, flight: Flight, started: float, waited: float) -> BatchReport:
+def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> BatchReport:
     receipts = node.prepare(flight.token.snapshot, flight.token.batch, flight.dense_state) if flight.token.snapshot else {}
     times = [*flight.times, ("push", started, time.time(), waited)]
     return BatchReport(

@@ -74,7 +74,7 @@ def dense_optimizer(settings: OptimizerSettings) -> DenseOptimizer:
     return DenseOptimizer(**fields, clip_norm=settings.clip_norm or None)
 
 
-class LocalNode:
+class OpenNode:
     """The open node of one worker."""
 
     def __init__(self, run: str, rank: int, workers: list[str], job: Job) -> None:
