@@ -7,7 +7,6 @@ learns, `cluster` joins nodes, `flow` runs it all; `kernels` and `backend` carry
 from daskps.config import Job, make_job, read_job
 from daskps.errors import DaskpsError
 from daskps.flow.progress import Outcome, Progress
-from daskps.flow.train import train
 
 __version__ = "0.1.0"
-__all__ = ["DaskpsError", "Job", "Outcome", "Progress", "make_job", "read_job", "train"]
+__all__ = ["DaskpsError", "Job", "Outcome", "Progress", "make_job", "read_job"]
