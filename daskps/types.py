@@ -108,9 +108,15 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """The distinct keys of one batch in one table, and where each occurrence finds its row."""
+    """The distinct keys of one batch in one table, and where each occurrence finds its row.
 
-    keys: Keys  # (U,) distinct
+    Keys are asked for in groups by owner; rows are numbered in groups by device, the shards of the table.
+    """
+
+    keys: Keys  # (U,) distinct, grouped by owner
+    owner_starts: Int64s  # (N + 1,) owner r has keys[owner_starts[r]:owner_starts[r + 1]]
     row_of: Int32s  # (K,) row number of each occurrence
     offsets: Int64s  # (B * S + 1,) bags of this table's slots, example by example
     weights: Floats | None  # (K,)
+    shard_starts: Int64s  # (M + 1,) device m has rows [shard_starts[m], shard_starts[m + 1])
+    key_of: Int32s | None  # (U,) position in `keys` of each row; None: the same order

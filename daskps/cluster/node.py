@@ -24,7 +24,6 @@ from daskps.mem.delivery import Delivery
 from daskps.mem.memps import MemPS
 from daskps.types import Batch, Floats, Int64s, Keys, Token, WorkingSet
 
-
 NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
@@ -55,7 +54,6 @@ class Flight:
     batch: Batch  # without keys once it has its number
     step_starts: Int64s  # (steps + 1,) this node's examples of each step
     sets: list[WorkingSet] = field(default_factory=list)
-    shard_starts: list[Int64s] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     tables: list[HbmTable] = field(default_factory=list)
     dense_state: dict[str, Any] | None = None  # captured at the batch's end if a snapshot is wanted
@@ -119,9 +117,7 @@ class Flights:
     def begin(self, token: Token) -> Flight:
         """A flight for the steps of `token`, out of the read that holds them; a cut batch begins several."""
         self._check(token)
-        read = next(
-            read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step
-        )
+        read = next(read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step)
         first = token.first_step - read.token.first_step
         starts = read.step_starts[first : first + token.stop_step - token.first_step + 1]
         batch = read.batch.slice(int(starts[0]), int(starts[-1]))

@@ -14,18 +14,20 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import dask
 from distributed import Client, Future
 
 from daskps.config import Job
 from daskps.errors import DataError
+from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation
 from daskps.flow.sizing import Sizer
-from daskps.flow.open_node import Opened
 from daskps.flow.stages import run_control, run_stage
 from daskps.types import Token
+
+Task: TypeAlias = Future[Any]
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class _Flight:
     """A batch in flight, and the tasks that the driver waits for."""
 
     token: Token
-    futures: list[Future]
+    futures: list[Task]
     answers: list[Any] = field(default_factory=list)
 
     @property
@@ -61,11 +63,11 @@ class Driver:
         self._run = run
         self._on_progress = on_progress
         self._should_stop = should_stop
-        self._done: queue.Queue[Future] = queue.Queue()
-        self._last: dict[tuple[str, int], Future] = {}  # of each stage and node: keeps the order within a stage
-        self._pushes: list[list[Future]] = []  # of the last batches: a pull needs the buffers of an earlier one
+        self._done: queue.Queue[Task] = queue.Queue()
+        self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
+        self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
         self._flights: dict[int, _Flight] = {}  # by first step
-        self._watched: dict[str, int] = {}  # future key -> first step
+        self._watched: dict[Any, int] = {}  # future key -> first step
 
     def run(self) -> Outcome:
         """Train from the last snapshot to the end of the data, or until asked to stop; leave a snapshot behind."""
@@ -108,7 +110,7 @@ class Driver:
                 return
             self._take(self._done.get())
 
-    def _take(self, future: Future) -> None:
+    def _take(self, future: Task) -> None:
         """A watched task has ended: when it was the batch's last, go on with the batch."""
         flight = self._flights[self._watched.pop(future.key)]
         flight.answers.append(future.result())  # raises what the stage raised
@@ -132,7 +134,9 @@ class Driver:
         if fitting < token.stop_step - token.first_step:
             del self._flights[token.first_step]
             for first in range(token.first_step, token.stop_step, fitting):
-                self._start(replace(token, first_step=first, stop_step=min(first + fitting, token.stop_step)), read=False)
+                self._start(
+                    replace(token, first_step=first, stop_step=min(first + fitting, token.stop_step)), read=False
+                )
             self._sizer.cut(fitting)
             return
         self._batch += 1
@@ -210,7 +214,7 @@ class Driver:
 
     # -- Dask ------------------------------------------------------------------------------------------------------
 
-    def _submit(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Future:
+    def _submit(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Task:
         with dask.annotate(executor=f"daskps-{executor}"):
             return self._client.submit(call, *values, pure=False, workers=[self._workers[rank]], retries=0)
 
@@ -220,7 +224,7 @@ class Driver:
         futures = [self._submit("control", rank, run_control, verb, rank, self._run, *values) for rank in ranks]
         return list(self._client.gather(futures))
 
-    def _stage(self, stage: str, token: Token, before: list[Future] | None = None) -> list[Future]:
+    def _stage(self, stage: str, token: Token, before: list[Task] | None = None) -> list[Task]:
         """The tasks of one stage, one per node: each after `before` and after the stage's batch before."""
         futures = []
         for rank in range(len(self._workers)):
@@ -231,7 +235,7 @@ class Driver:
             futures.append(future)
         return futures
 
-    def _watch(self, token: Token, futures: list[Future]) -> None:
+    def _watch(self, token: Token, futures: list[Task]) -> None:
         self._flights[token.first_step] = _Flight(token, futures)
         for future in futures:
             self._watched[future.key] = token.first_step

@@ -76,9 +76,7 @@ def open_training(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepRea
     steps = _steps(job, rank, nodes)
     if data.synthetic is not None:
         rows = data.synthetic.examples
-        return GeneratedReader(
-            synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs
-        )
+        return GeneratedReader(synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
     source = _source(job, data.paths)
     return source.open(source.index(pool.cores), pool, order, steps)
@@ -104,7 +102,9 @@ def synthetic(job: Job) -> Synthetic:
     data = job.data.synthetic
     if data is None:
         raise ConfigError(f"the job's data is {job.data.format!r}, not synthetic")
-    scales = {name: value for name in ("weight_scale", "interaction_scale") if (value := getattr(data, name)) is not None}
+    scales = {
+        name: value for name in ("weight_scale", "interaction_scale") if (value := getattr(data, name)) is not None
+    }
     return Synthetic(
         examples=data.examples + job.data.validation_rows,
         slots=data.slots,
@@ -125,7 +125,9 @@ def _steps(job: Job, rank: int, nodes: int) -> Steps:
 
 def _source(job: Job, paths: tuple[str, ...]) -> Source:
     data = job.data
-    return Source(paths, _format(job), _schema(job), data.hash_seed, BadRowPolicy(data.bad_lines == "lenient", data.bad_share))
+    return Source(
+        paths, _format(job), _schema(job), data.hash_seed, BadRowPolicy(data.bad_lines == "lenient", data.bad_share)
+    )
 
 
 def _schema(job: Job) -> Schema:

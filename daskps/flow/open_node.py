@@ -7,15 +7,12 @@ published and confirmed; evaluation at rest.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from daskps.backend.device import Device, devices
 from daskps.backend.ops.initial import Initialiser
 from daskps.backend.ops.optimizer import Optimizer, optimizer_fields
-from daskps.backend.ops.unique import unique
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
 from daskps.cluster.commit import Draft, ModelDirectory, settle
@@ -25,14 +22,14 @@ from daskps.config import Optimizer as OptimizerSettings
 from daskps.data.order import Steps
 from daskps.errors import CapacityError, ConfigError
 from daskps.flow import inputs
-from daskps.flow.select import select_slots
+from daskps.flow.predict import Predictor
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.memps import MemPS
 from daskps.model import engine, network
 from daskps.model.metrics import Metrics
 from daskps.model.optimizer import DenseOptimizer
-from daskps.types import RowLayout, Token
+from daskps.types import Floats, Keys, RowLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,9 @@ def row_optimizer(settings: OptimizerSettings) -> Optimizer:
 
 def dense_optimizer(settings: OptimizerSettings) -> DenseOptimizer:
     """The optimizer of the dense network that settings describe."""
-    fields = settings.model_dump(include={"kind", "learning_rate", "l2", "epsilon", "initial_accumulator", "beta1", "beta2"})
+    fields = settings.model_dump(
+        include={"kind", "learning_rate", "l2", "epsilon", "initial_accumulator", "beta1", "beta2"}
+    )
     return DenseOptimizer(**fields, clip_norm=settings.clip_norm or None)
 
 
@@ -132,13 +131,17 @@ class OpenNode:
         draft = self.snapshot.draft
         if draft.settings["result"] != self.job.result_fields():
             raise ConfigError(
-                f"{self.job.out} holds a model of other settings (snapshot {self.snapshot.id}): choose another `out`, or "
-                "give the settings it was made with"
+                f"{self.job.out} holds a model of other settings (snapshot {self.snapshot.id}): choose another `out`, "
+                "or give the settings it was made with"
             )
         arrays = self.directory.load(self.snapshot)
         for replica in dict.fromkeys(self.networks):
-            replica.load({name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")})
-        self.metrics.load({name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")})
+            replica.load(
+                {name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")}
+            )
+        self.metrics.load(
+            {name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")}
+        )
 
     def _open_table(self, spec: TableSpec) -> NodeTable:
         settings = self.job.tables[spec.name].initialiser
@@ -241,20 +244,17 @@ class OpenNode:
         """Metrics of the validation data as the model is now; nothing is inserted."""
         assert self.validation is not None
         metrics = Metrics()
+        predictor = Predictor(self.devices[0], self.specs, self.networks[0], self.lookup)
         steps = Steps(self.job.train.minibatch_examples)
         for step in range(steps.count(self.validation.rows)):
             batch, _ = self.validation.read_steps(step, step + 1)
-            tables = []
-            for spec, table in zip(self.specs, self.tables, strict=True):
-                keys, offsets, weights = select_slots(batch, spec.slots)
-                found = unique(self.devices[0], keys=keys)
-                rows = table.mem.lookup(found.keys)
-                hbm = HbmTable(spec, self.devices[:1], found.keys, np.array([0, len(rows)], np.int64), rows)
-                hbm.load()
-                tables.append(hbm.pool(hbm.part(found.row_of, offsets, weights, [0, batch.examples]), 0))
-            logits = self.networks[0].predict(pooled=tables, dense=batch.dense)
-            metrics.update(batch.labels, logits, batch.example_weights)
+            metrics.update(batch.labels, predictor.logits(batch), batch.example_weights)
         return metrics.summary()
+
+    def lookup(self, table: int, keys: Keys) -> Floats:
+        """Rows as they are, or as they would begin; nothing is inserted."""
+        with self.tables[table].lock:
+            return self.tables[table].mem.lookup(keys)
 
     def metrics_summary(self) -> dict[str, float]:
         """Progressive metrics so far."""

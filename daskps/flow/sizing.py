@@ -1,6 +1,6 @@
 """How many steps make a batch. It decides only the speed, so it is chosen from what was measured.
 
-In: the job, what nodes can hold, reports of finished batches. Out: the number of steps of the next batch. A batch should
+In: the job, what nodes can hold, reports of finished batches. Out: steps of the next batch. A batch should
 take about a second, so that the fixed cost of its tasks (about 30 ms) is small; where rows come from disk it should be
 as large as the budgets allow, because then more of each file that is opened is wanted; and the run should have enough
 batches for the stages to overlap.

@@ -7,20 +7,18 @@ In: a token. Out: a small answer; bulk stays in the node, under the token's firs
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from daskps.backend.ops.partition import partition
-from daskps.backend.ops.table import DEVICE_SALT
-from daskps.backend.ops.unique import unique
 from daskps.cluster.node import Arrival, Flight, Read, empty_rows
 from daskps.cluster.plugin import plugin_here
+from daskps.flow.dedup import find_working_set
 from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
-from daskps.flow.select import select_slots
 from daskps.hbm.table import HbmTable
-from daskps.types import Int64s, Token, WorkingSet
+from daskps.types import Token
 
 
 def run_stage(stage: str, token: Token, *after: Any) -> Any:
@@ -32,12 +30,11 @@ def run_stage(stage: str, token: Token, *after: Any) -> Any:
     except BaseException as error:
         node.flights.fail(error)
         raise
-    if stage == "read":
-        return answer
-    if stage != "push":
+    if isinstance(answer, Flight):
+        return _report(node, answer, started, waited)
+    if stage != "read":
         node.flights.get(token).times.append((stage, started, time.time(), waited))
-        return answer
-    return _report(node, answer, started, waited)
+    return answer
 
 
 def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
@@ -66,30 +63,17 @@ def dedup(node: OpenNode, token: Token) -> tuple[int, float]:
     """The distinct keys of each table. Answers how many steps fit the budget."""
     flight = node.flights.begin(token)
     for spec in node.specs:
-        keys, offsets, weights = select_slots(flight.batch, spec.slots)
-        found = unique(node.devices[0], keys=node.devices[0].from_host(keys), workspace=node.dedup_scratch)
-        distinct, row_of = (node.devices[0].to_host(array) for array in (found.keys, found.row_of))
-        starts = np.array([0, len(distinct)], np.int64)
-        if len(node.devices) > 1:
-            distinct, row_of, starts = _deal(node, distinct, row_of)
-        flight.sets.append(WorkingSet(distinct, row_of, offsets, weights))
-        flight.shard_starts.append(starts)
+        flight.sets.append(find_working_set(flight.batch, spec.slots, node.devices, node.dedup_scratch))
     return node.fitting_steps(flight), 0.0
-
-
-def _deal(node: OpenNode, keys: Any, row_of: Any) -> tuple[Any, Any, Int64s]:
-    """Number the rows device by device."""
-    dealt = partition(node.devices[0], keys=keys, parts=len(node.devices), salt=DEVICE_SALT)
-    place = np.empty(len(keys), np.int32)
-    place[dealt.order] = np.arange(len(keys), dtype=np.int32)
-    return keys[dealt.order], place[row_of], dealt.starts
 
 
 def pull(node: OpenNode, token: Token) -> tuple[None, float]:
     """Rows of the working sets from MEM-PS, which brings in what is on disk."""
     flight = node.flights.number(token)
     widths = [spec.layout.width for spec in node.specs]
-    flight.arrivals = [Arrival(empty_rows(len(set_.keys), width)) for set_, width in zip(flight.sets, widths, strict=True)]
+    flight.arrivals = [
+        Arrival(empty_rows(len(set_.keys), width)) for set_, width in zip(flight.sets, widths, strict=True)
+    ]
     for number, (table, working_set) in enumerate(zip(node.tables, flight.sets, strict=True)):
         with table.lock:
             deliveries = table.mem.pull(working_set.keys, token.batch, out=flight.arrivals[number].rows)
@@ -100,10 +84,8 @@ def pull(node: OpenNode, token: Token) -> tuple[None, float]:
 def load(node: OpenNode, token: Token) -> tuple[None, float]:
     """Put the rows on the devices."""
     flight = node.flights.get(token)
-    for spec, working_set, starts, arrival in zip(
-        node.specs, flight.sets, flight.shard_starts, flight.arrivals, strict=True
-    ):
-        table = HbmTable(spec, node.devices, working_set.keys, starts, arrival.rows)
+    for spec, working_set, arrival in zip(node.specs, flight.sets, flight.arrivals, strict=True):
+        table = HbmTable(spec, node.devices, working_set, arrival.rows)
         table.load()
         flight.tables.append(table)
     return None, 0.0
@@ -115,6 +97,8 @@ def train(node: OpenNode, token: Token) -> tuple[None, float]:
     waited = node.flights.wait_late(flight, node.job.cluster.wait_seconds)
     for number, (table, arrival) in enumerate(zip(flight.tables, flight.arrivals, strict=True)):
         assert arrival.first is not None
+        if len(arrival.first.late):
+            table.put_late(arrival.first.late.astype(np.int64))
         if len(arrival.first.copied):
             table.copy_from(node.previous[number], arrival.first.copied.astype(np.int64))
     node.previous = []  # its rows are here or pushed
@@ -128,18 +112,28 @@ def train(node: OpenNode, token: Token) -> tuple[None, float]:
 def push(node: OpenNode, token: Token) -> tuple[Flight, float]:
     """Trained rows back to MEM-PS; prepares the snapshot if the token asks for one."""
     flight = node.flights.get(token)
-    for number, (table, hbm) in enumerate(zip(node.tables, flight.tables, strict=True)):
+    for number, (table, working_set) in enumerate(zip(node.tables, flight.sets, strict=True)):
+        rows = flight.tables[number].rows_on_host()
         with table.lock:
-            node.flights.arrive(number, table.mem.push(hbm.keys, hbm.rows_on_host(), token.batch))
+            node.flights.arrive(number, table.mem.push(working_set.keys, rows, token.batch))
     node.flights.remove(token)
     return flight, 0.0
 
 
-STAGES = {"read": read, "dedup": dedup, "pull": pull, "load": load, "train": train, "push": push}
+STAGES: dict[str, Callable[[OpenNode, Token], tuple[Any, float]]] = {
+    "read": read,
+    "dedup": dedup,
+    "pull": pull,
+    "load": load,
+    "train": train,
+    "push": push,
+}
 
 
 def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> BatchReport:
-    receipts = node.prepare(flight.token.snapshot, flight.token.batch, flight.dense_state) if flight.token.snapshot else {}
+    receipts = (
+        node.prepare(flight.token.snapshot, flight.token.batch, flight.dense_state) if flight.token.snapshot else {}
+    )
     times = [*flight.times, ("push", started, time.time(), waited)]
     return BatchReport(
         token=flight.token,

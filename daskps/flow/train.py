@@ -33,8 +33,8 @@ def train(
     """Train `job` to its end, from its last snapshot if its directory has one.
 
     `client` is a Dask client or a scheduler's address; without one, an in-process cluster of `cluster.nodes` nodes is
-    made and closed again. `on_progress` is called after every batch; when `should_stop` says so, the run ends at a batch
-    boundary with a snapshot.
+    made and closed again. `on_progress` is called after every batch; when `should_stop` says so, the run ends at a
+    batch boundary with a snapshot.
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     with client_for(job.cluster.nodes, client) as connected:

@@ -1,7 +1,7 @@
 """One step after the other over the tables of a batch: pool, forward and backward, sum, update.
 
-In: a batch in flight whose tables are loaded. Out: updated rows and dense parameters, progressive metrics. Every step is
-predicted before it is trained on.
+In: a batch in flight whose tables are loaded. Out: updated rows and dense parameters, progressive metrics: every step
+is predicted before it is trained on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ class Trainer:
     """The step of one node: M devices, each with its part of the examples and a replica of the network."""
 
     def __init__(
-        self, devices: list[Device], networks: list[Network], optimizer: DenseOptimizer, metrics: Any, block_examples: int
+        self,
+        devices: list[Device],
+        networks: list[Network],
+        optimizer: DenseOptimizer,
+        metrics: Any,
+        block_examples: int,
     ) -> None:
         self.devices, self.networks, self.optimizer, self.metrics = devices, networks, optimizer, metrics
         self.block_examples = block_examples

@@ -8,20 +8,20 @@ before without leaving the devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from daskps.backend.device import Array, Device
-from daskps.backend.ops.gradient import Status, add_sums, apply_sums, join_sources, sum_gradients, update_rows
+from daskps.backend.ops.gradient import Status, apply_sums, join_sources, sum_gradients, update_rows
 from daskps.backend.ops.group import Groups, group_occurrences
 from daskps.backend.ops.optimizer import Optimizer
 from daskps.backend.ops.pool import Pooling, pool_rows
 from daskps.backend.ops.rows import gather_rows, scatter_rows
 from daskps.backend.ops.table import Shard, Shards, build_table, find_rows, join_shards
 from daskps.backend.workspace import Workspace
-from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout
+from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout, WorkingSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,13 @@ class StepPart:
 
 
 class HbmTable:
-    """The table of one batch. `keys` are grouped by device; shard m is rows [starts[m], starts[m + 1])."""
+    """The table of one batch: `load` it with the rows that were pulled, then train steps on it."""
 
-    def __init__(
-        self, spec: TableSpec, devices: Sequence[Device], keys: Keys, shard_starts: Int64s, rows: Floats
-    ) -> None:
-        self.spec, self.devices, self.keys = spec, list(devices), keys
-        self._host = rows  # (U, width): on the CPU the table itself, otherwise what it was loaded from
-        self._starts = shard_starts
+    def __init__(self, spec: TableSpec, devices: Sequence[Device], working_set: WorkingSet, rows: Floats) -> None:
+        self.spec, self.devices = spec, list(devices)
+        self._set = working_set
+        self._host = rows  # (U, width) in the order of the keys; the table itself where there is one stand-in
+        self._starts = working_set.shard_starts
         self._shards: Shards | None = None
         self._searchable = False
         self._statuses = [Status(device) for device in self.devices]
@@ -67,26 +66,52 @@ class HbmTable:
         assert self._shards is not None, "load comes first"
         return self._shards
 
+    def _keys(self, m: int) -> Keys:
+        """The keys of shard m, in the order of its rows."""
+        rows = slice(self._starts[m], self._starts[m + 1])
+        return self._set.keys[rows] if self._set.key_of is None else self._set.keys[self._set.key_of[rows]]
+
     def load(self) -> None:
-        """Put the rows on the devices; stand-ins use them where they are."""
-        pieces = [
-            Shard(device, device.from_host(self._host[self._starts[m] : self._starts[m + 1]]))
-            for m, device in enumerate(self.devices)
-        ]
+        """Put the rows on the devices; a single stand-in uses them where they are."""
+        pieces = []
+        for m, device in enumerate(self.devices):
+            rows = slice(self._starts[m], self._starts[m + 1])
+            at = rows if self._set.key_of is None else self._set.key_of[rows]
+            pieces.append(Shard(device, device.from_host(self._host[at])))
         self._shards = join_shards(pieces)
 
-    def copy_from(self, previous: HbmTable, positions: Int64s) -> None:
-        """Take the rows at `positions` from the table of the batch before, device to device."""
-        if not len(positions):
+    def put_late(self, positions: Int64s) -> None:
+        """Rows of the keys at `positions` came after `load`, to where the others were pulled: put them in place."""
+        if self._in_place:
             return
+        for m, rows, which in self._by_shard(positions):
+            values = self.devices[m].from_host(self._host[positions[which]])
+            scatter_rows(self.devices[m], rows=self.shards.shards[m].rows, index=rows, values=values)
+
+    def copy_from(self, previous: HbmTable, positions: Int64s) -> None:
+        """Take the rows of the keys at `positions` from the table of the batch before, device to device."""
         previous.make_searchable()
-        wanted = np.searchsorted(positions, self._starts)
-        for m, device in enumerate(self.devices):
-            mine = positions[wanted[m] : wanted[m + 1]]
-            keys = device.from_host(self.keys[mine])
+        for m, rows, which in self._by_shard(positions):
+            device = self.devices[m]
+            keys = device.from_host(self._set.keys[positions[which]])
             values = previous.gather(device, find_rows(device, shards=previous.shards, keys=keys))
-            local = device.from_host((mine - self._starts[m]).astype(np.int32))
-            scatter_rows(device, rows=self.shards.shards[m].rows, index=local, values=values)
+            scatter_rows(device, rows=self.shards.shards[m].rows, index=rows, values=values)
+
+    @property
+    def _in_place(self) -> bool:
+        """One stand-in: the table is the memory that rows were pulled into."""
+        return len(self.devices) == 1 and self.devices[0].kind == "cpu"
+
+    def _by_shard(self, positions: Int64s) -> Iterator[tuple[int, Array, Int64s]]:
+        """For each shard: its number, its rows of the keys at `positions`, and which of the positions they are."""
+        rows = positions
+        if self._set.key_of is not None:
+            row_at = np.empty(len(self._set.keys), np.int64)
+            row_at[self._set.key_of] = np.arange(len(row_at))
+            rows = row_at[positions]
+        for m, device in enumerate(self.devices):
+            which = np.flatnonzero((rows >= self._starts[m]) & (rows < self._starts[m + 1]))
+            yield m, device.from_host((rows[which] - self._starts[m]).astype(np.int32)), which
 
     def make_searchable(self) -> None:
         """Build the hash table from keys to rows; only what somebody searches pays for it."""
@@ -94,7 +119,7 @@ class HbmTable:
             return
         pieces = []
         for m, shard in enumerate(self.shards.shards):
-            keys = shard.device.from_host(self.keys[self._starts[m] : self._starts[m + 1]])
+            keys = shard.device.from_host(self._keys(m))
             slots = build_table(shard.device, keys=keys, first_row=int(self._starts[m]))
             pieces.append(Shard(shard.device, shard.rows, slots))
         self._shards = join_shards(pieces)
@@ -113,9 +138,7 @@ class HbmTable:
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def part(
-        self, row_of: Int32s, offsets: Int64s, weights: Floats | None, example_starts: Sequence[int]
-    ) -> StepPart:
+    def part(self, row_of: Int32s, offsets: Int64s, weights: Floats | None, example_starts: Sequence[int]) -> StepPart:
         """Cut a step's occurrences by device (``example_starts``, M + 1) and group them by shard."""
         slots = len(self.spec.slots)
         rows_of, bag_offsets, weights_of = [], [], []
@@ -155,6 +178,20 @@ class HbmTable:
             pooling=self.spec.pooling,
             weights=part.weights[m],
             out=out,
+        )
+
+    def pool_all(self, working_set: WorkingSet) -> Array:
+        """Pooled slots of every example of the batch, on a table of one device; for predictions."""
+        device = self.devices[0]
+        return pool_rows(
+            device,
+            shards=self.shards,
+            dim=self.spec.dim,
+            row_of=device.from_host(working_set.row_of),
+            offsets=device.from_host(working_set.offsets),
+            slots=len(self.spec.slots),
+            pooling=self.spec.pooling,
+            weights=None if working_set.weights is None else device.from_host(working_set.weights),
         )
 
     def update(self, part: StepPart, gradients: Sequence[Array], weight: float) -> None:
@@ -202,11 +239,11 @@ class HbmTable:
             status.check()
 
     def rows_on_host(self) -> Floats:
-        """All rows (U, width) in the order of `keys`."""
-        pieces = [shard.device.to_host(shard.rows) for shard in self.shards.shards]
-        if all(device.kind == "cpu" for device in self.devices):
-            return self._host  # the shards are views of it
-        return np.concatenate(pieces)
-
-
-__all__ = ["HbmTable", "StepPart", "TableSpec", "add_sums"]
+        """All rows (U, width) in the order of the keys; valid until the table changes."""
+        if self._in_place:
+            return self._host
+        for m, shard in enumerate(self.shards.shards):
+            rows = slice(self._starts[m], self._starts[m + 1])
+            at = rows if self._set.key_of is None else self._set.key_of[rows]
+            self._host[at] = shard.device.to_host(shard.rows)
+        return self._host

@@ -1,0 +1,47 @@
+"""The working set of a batch in one table: distinct keys, numbered by device, asked for by owner.
+
+In: a batch, the numbers of the table's slots. Out: a `WorkingSet`. Distinct keys are found on the node's first device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from daskps.backend.device import Device
+from daskps.backend.ops.partition import partition
+from daskps.backend.ops.table import DEVICE_SALT
+from daskps.backend.ops.unique import unique
+from daskps.backend.workspace import Workspace
+from daskps.types import Batch, Floats, Int64s, Keys, WorkingSet
+
+
+def find_working_set(
+    batch: Batch, slots: tuple[int, ...], devices: Sequence[Device], scratch: Workspace | None = None
+) -> WorkingSet:
+    """The distinct keys of `slots`, dealt over `devices`."""
+    keys, offsets, weights = select_slots(batch, slots)
+    first = devices[0]
+    found = unique(first, keys=first.from_host(keys), workspace=scratch)
+    distinct, row_of = first.to_host(found.keys), first.to_host(found.row_of)
+    whole = np.array([0, len(distinct)], np.int64)
+    if len(devices) == 1:
+        return WorkingSet(distinct, whole, row_of, offsets, weights, whole, None)
+    dealt = partition(first, keys=found.keys, parts=len(devices), salt=DEVICE_SALT)
+    key_of = first.to_host(dealt.order)
+    row_at = np.empty(len(distinct), np.int32)
+    row_at[key_of] = np.arange(len(distinct), dtype=np.int32)
+    return WorkingSet(distinct, whole, row_at[row_of], offsets, weights, dealt.starts, key_of)
+
+
+def select_slots(batch: Batch, slots: tuple[int, ...]) -> tuple[Keys, Int64s, Floats | None]:
+    """Keys, offsets (examples * len(slots) + 1) and weights of `slots`; the batch's own arrays where all are wanted."""
+    if slots == tuple(range(batch.slots)):
+        return batch.keys, batch.offsets, batch.weights
+    bags = (np.arange(batch.examples)[:, None] * batch.slots + np.array(slots, np.int64)).ravel()
+    starts, lengths = batch.offsets[bags], batch.offsets[bags + 1] - batch.offsets[bags]
+    offsets = np.zeros(len(bags) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    index = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+    return batch.keys[index], offsets, None if batch.weights is None else batch.weights[index]
