@@ -19,7 +19,7 @@ THREADS = len(STAGES) + 2  # a worker runs at most `nthreads` tasks over all its
 NAME = "daskps"
 
 
-class NodePlugin(WorkerPlugin):  # type: ignore[misc]
+class NodePlugin(WorkerPlugin):
     """Holds one Node per worker. Registering it twice changes nothing."""
 
     name = NAME
@@ -49,7 +49,7 @@ class NodePlugin(WorkerPlugin):  # type: ignore[misc]
             worker.executors.pop(f"daskps-{stage}").shutdown(wait=False)
 
 
-class NannyMemoryPlugin(NannyPlugin):  # type: ignore[misc]
+class NannyMemoryPlugin(NannyPlugin):
     """Keeps the nanny from killing a node that stays within its budgets."""
 
     name = f"{NAME}-nanny"
@@ -62,9 +62,9 @@ class NannyMemoryPlugin(NannyPlugin):  # type: ignore[misc]
 def plugin_here() -> NodePlugin:
     """The plugin of the worker that runs the calling task."""
     plugin = distributed.get_worker().plugins.get(NAME)
-    if plugin is None:
+    if not isinstance(plugin, NodePlugin):
         raise StaleError(
             f"no node on the worker {distributed.get_worker().address}: it was started after the run, "
             "or it was lost and restarted; the driver starts the run again from its last snapshot"
         )
-    return plugin  # type: ignore[no-any-return]
+    return plugin

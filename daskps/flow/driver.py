@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import dask
+from dask.base import annotate
 from distributed import Client, Future
 
 from daskps.config import Job
@@ -215,7 +215,7 @@ class Driver:
     # -- Dask ------------------------------------------------------------------------------------------------------
 
     def _submit(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Task:
-        with dask.annotate(executor=f"daskps-{executor}"):
+        with annotate(executor=f"daskps-{executor}"):
             return self._client.submit(call, *values, pure=False, workers=[self._workers[rank]], retries=0)
 
     def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:

@@ -1,0 +1,103 @@
+"""Small jobs, and what is in a trained model, down to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskps.backend.pool import ComputePool
+from daskps.cluster.commit import ModelDirectory
+from daskps.cluster.plugin import THREADS
+from daskps.config import make_job
+from daskps.flow.progress import Outcome
+from daskps.flow.train import train
+from daskps.ssd import Store
+
+Settings = dict[str, Any]
+
+SMALL: Settings = {
+    "data": {
+        "format": "synthetic",
+        "synthetic": {"examples": 6_000, "slots": 5, "keys_per_bag": 2, "keys_per_slot": 2_000, "seed": 3},
+    },
+    "tables": {"main": {"dimension": 4, "optimizer": {"kind": "adam", "learning_rate": 0.01}}},
+    "model": {"hidden": [16, 8]},
+    "train": {"minibatch_examples": 500, "batch_examples": 1_000, "block_examples": 64},
+    "cluster": {"partitions": 3},
+}
+
+
+def merged(*layers: Settings) -> Settings:
+    """Later settings over earlier ones, group by group."""
+    result: Settings = {}
+    for layer in layers:
+        for name, value in layer.items():
+            known = result.get(name)
+            result[name] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return result
+
+
+def model_rows(path: Path, table: str = "main") -> tuple[np.ndarray, np.ndarray]:
+    """Every key of the last snapshot, ascending, and its row."""
+    directory = ModelDirectory(str(path))
+    snapshot = directory.snapshot()
+    assert snapshot is not None
+    keys, rows = [], []
+    with ComputePool(1) as pool:
+        for part in sorted((path / "tables" / table).iterdir()):
+            with Store.open(str(part), pool=pool, snapshot=snapshot.id, read_only=True) as store:
+                for part_keys, part_rows in store.scan():
+                    keys.append(part_keys)
+                    rows.append(part_rows)
+    order = np.argsort(np.concatenate(keys))
+    return np.concatenate(keys)[order], np.concatenate(rows)[order]
+
+
+def model_bits(path: Path) -> str:
+    """A hash of everything that was learned: rows of all tables, dense network, optimizer state, metrics."""
+    directory = ModelDirectory(str(path))
+    snapshot = directory.snapshot()
+    assert snapshot is not None
+    digest = hashlib.sha256()
+    for table in sorted(entry.name for entry in (path / "tables").iterdir()):
+        for array in model_rows(path, table):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    for name, array in sorted(directory.load(snapshot).items()):
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Client]:
+    """One in-process cluster for all small runs: making one takes longer than most of them."""
+    with (
+        LocalCluster(
+            n_workers=1,
+            processes=False,
+            threads_per_worker=THREADS,
+            memory_limit=0,
+            dashboard_address=None,
+            worker_dashboard_address=None,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Path]]:
+    """Train SMALL with changes; the outcome and the model's directory. Every call has a directory of its own."""
+    runs = iter(range(1_000_000))
+
+    def run(*changes: Settings, out: Path | None = None, **options: Any) -> tuple[Outcome, Path]:
+        path = out or tmp_path / f"model{next(runs)}"
+        job = make_job(merged(SMALL, *changes, {"out": str(path)}))
+        return train(job, client=cluster, **options), path
+
+    return run

@@ -1,0 +1,75 @@
+"""A run that stops goes on from its last snapshot, and ends with the bits of a run that was left alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daskps.cluster.commit import ModelDirectory
+from daskps.errors import ConfigError, DaskpsError
+from daskps.flow.progress import Outcome, Progress
+from tests.flow.conftest import model_bits
+
+Trained = Callable[..., tuple[Outcome, Path]]
+
+
+def stopper(batches: int) -> dict[str, Any]:
+    """Options of `train` that stop after so many batches."""
+    seen: list[int] = []
+
+    def note(progress: Progress) -> None:
+        seen.append(progress.batch)
+
+    return {"on_progress": note, "should_stop": lambda: len(seen) >= batches}
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(trained: Trained, tmp_path: Path) -> None:
+    whole = trained()[1]
+    stopped, path = trained(out=tmp_path / "stopped", **stopper(2))
+    assert stopped.progress.position < 6_000
+    trained({"train": {"depth": 4, "batch_examples": 500}}, out=path)
+    assert model_bits(path) == model_bits(whole)
+
+
+def test_periodic_snapshots_are_published_and_old_ones_dropped(trained: Trained) -> None:
+    path = trained({"train": {"snapshot_every_batches": 1, "keep_snapshots": 2}})[1]
+    snapshots = ModelDirectory(str(path)).snapshots()
+    assert [snapshot.draft.batch for snapshot in snapshots] == [4, 5]
+    assert snapshots[-1].draft.position == 6_000
+
+
+def test_an_error_leaves_the_last_snapshot_and_the_run_goes_on(trained: Trained, tmp_path: Path) -> None:
+    whole = trained()[1]
+
+    def fail(progress: Progress) -> None:
+        if progress.batch == 3:
+            raise DaskpsError("the notebook was closed")
+
+    with pytest.raises(DaskpsError, match="the notebook was closed"):
+        trained({"train": {"snapshot_every_batches": 1}}, out=tmp_path / "failed", on_progress=fail)
+    outcome, path = trained(out=tmp_path / "failed")
+    assert outcome.progress.examples < 6_000
+    assert model_bits(path) == model_bits(whole)
+
+
+def test_more_epochs_go_on_where_fewer_ended(trained: Trained, tmp_path: Path) -> None:
+    # 5,000 rows are whole steps: only then do one epoch and the next meet between two steps.
+    rows = {"data": {"synthetic": {"examples": 5_000}}}
+    whole = trained(rows, {"train": {"epochs": 2}})[1]
+    path = trained(rows, out=tmp_path / "longer")[1]
+    trained(rows, {"train": {"epochs": 2}}, out=path)
+    assert model_bits(path) == model_bits(whole)
+
+
+def test_a_finished_run_has_nothing_to_do(trained: Trained) -> None:
+    first, path = trained()
+    again, _ = trained(out=path)
+    assert again.progress.examples == 0
+    assert again.snapshot == first.snapshot
+
+
+def test_other_settings_are_refused(trained: Trained) -> None:
+    path = trained()[1]
+    with pytest.raises(ConfigError, match="holds a model of other settings"):
+        trained({"seed": 9}, out=path)
