@@ -1,0 +1,105 @@
+"""What a snapshot saves beside its parameter files: the live bits, and an image of the index that opens at disk speed.
+
+In: bits and index of the current state. Out: two small Zarr arrays of bytes; and back again, checked.
+
+The image: a head of 256 x (uint64 slots of the group, uint64 CRC-32C), then each group's 257 uint32 bucket starts
+and its 10-byte slots. The manifest holds the head's checksum, the head those of the groups.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daskps.backend.pool import ComputePool
+from daskps.errors import CorruptionError
+from daskps.ssd.checksum import crc32c
+from daskps.ssd.files import Files
+from daskps.ssd.format import bytes_array_text, check_sealed
+from daskps.ssd.index import GROUPS, SLOT_BYTES, STARTS, TAIL_SLOTS, Bytes, KeyIndex
+from daskps.ssd.manifest import Snapshot
+
+
+def array_names(array: str, number: int) -> tuple[str, str]:
+    """zarr.json and the one chunk of live/<number> or index/<number>."""
+    return f"{array}/{number}/zarr.json", f"{array}/{number}/c.0"
+
+
+def write_live(files: Files, number: int, bits: Bytes) -> tuple[int, int]:
+    """Write the live bits, not yet synced; returns their checksum and the bytes sent."""
+    metadata, chunk = array_names("live", number)
+    text = bytes_array_text(len(bits))
+    sent = files.write(metadata, [text], len(text))
+    if len(bits):  # an empty array has no chunk
+        sent += files.write(chunk, [bits], len(bits))
+    return crc32c(bits), sent
+
+
+def read_live(files: Files, snapshot: Snapshot) -> Bytes:
+    """The live bits of a snapshot, checked."""
+    metadata, chunk = array_names("live", snapshot.number)
+    _check_metadata(files, metadata, snapshot.live_bytes)
+    bits = np.empty(snapshot.live_bytes, np.uint8)
+    if len(bits):
+        _check_size(files, chunk, len(bits))
+        files.read_into(chunk, 0, [bits])
+    if crc32c(bits) != snapshot.live_crc32c:
+        raise CorruptionError(
+            f"{files.url}/{chunk} (array live/{snapshot.number}): the live bits of snapshot {snapshot.id!r} do not "
+            "match the manifest; restore the file from a copy, or open another snapshot"
+        )
+    return bits
+
+
+def write_index(files: Files, number: int, index: KeyIndex, pool: ComputePool) -> tuple[int, int, int]:
+    """Write an image of the index, not yet synced; returns its length, its head's checksum and the bytes sent."""
+    image = index.image()
+    head = np.empty((GROUPS, 2), np.uint64)
+    head[:, 0] = [len(slots) // SLOT_BYTES - TAIL_SLOTS for slots, _ in image]
+    head[:, 1] = pool.map(lambda group: crc32c(group[1], group[0]), image)
+    pieces = [head, *(piece for slots, starts in image for piece in (starts, slots))]
+    length = sum(piece.nbytes for piece in pieces)
+    metadata, chunk = array_names("index", number)
+    text = bytes_array_text(length)
+    sent = files.write(metadata, [text], len(text)) + files.write(chunk, pieces, length)
+    return length, crc32c(head), sent
+
+
+def read_index(files: Files, snapshot: Snapshot, pool: ComputePool) -> KeyIndex:
+    """The saved index of a snapshot that has one, checked."""
+    assert snapshot.index_bytes is not None
+    metadata, chunk = array_names("index", snapshot.number)
+    _check_metadata(files, metadata, snapshot.index_bytes)
+    _check_size(files, chunk, snapshot.index_bytes)
+    head = np.empty((GROUPS, 2), np.uint64)
+    files.read_into(chunk, 0, [head])
+    remedy = "open the store with rebuild_index=True, which reads the keys instead"
+    if crc32c(head) != snapshot.index_crc32c:
+        raise CorruptionError(f"{files.url}/{chunk} (array index/{snapshot.number}): the head is damaged; {remedy}")
+    sizes = STARTS * 4 + (head[:, 0].astype(np.int64) + TAIL_SLOTS) * SLOT_BYTES
+    offsets = head.nbytes + np.concatenate([[0], np.cumsum(sizes)])
+
+    def read(group: int) -> tuple[Bytes, np.ndarray[tuple[int], np.dtype[np.uint32]]]:
+        slots = np.empty(int(sizes[group]) - STARTS * 4, np.uint8)
+        starts = np.empty(STARTS, np.uint32)
+        files.read_into(chunk, int(offsets[group]), [starts, slots])
+        if crc32c(starts, slots) != head[group, 1]:
+            raise CorruptionError(
+                f"{files.url}/{chunk} (array index/{snapshot.number}): group {group} is damaged; {remedy}"
+            )
+        return slots, starts
+
+    return KeyIndex.from_image(pool, pool.map(read, range(GROUPS)))
+
+
+def _check_metadata(files: Files, name: str, length: int) -> None:
+    text = files.read(name)
+    check_sealed(f"{files.url}/{name}", text)
+    if text != bytes_array_text(length):
+        raise CorruptionError(f"{files.url}/{name}: the array should have {length} bytes; restore the file from a copy")
+
+
+def _check_size(files: Files, name: str, size: int) -> None:
+    actual = files.size(name)
+    if actual != size:
+        what = "is missing" if actual < 0 else f"has {actual} bytes instead of {size}"
+        raise CorruptionError(f"{files.url}/{name}: the file {what}; restore it from a copy")

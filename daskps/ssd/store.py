@@ -1,0 +1,418 @@
+"""`Store`: the rows of one partition on disk, with snapshots that survive anything.
+
+In: whole arrays of keys and rows. Out: rows and which keys were found. FORMAT.md describes the files; `Stock` holds the
+current rows, the manifest what is committed. One writer lock serialises the changes, background compaction among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from daskps.backend.pool import ComputePool
+from daskps.errors import ArgumentError, CapacityError, SnapshotError, StoreError
+from daskps.ssd import recovery, saved
+from daskps.ssd.compaction import HALF, Compactor
+from daskps.ssd.files import Files
+from daskps.ssd.format import (
+    BLOCK_BYTES,
+    DATA_ARRAYS,
+    MANIFEST,
+    SNAPSHOT_ARRAYS,
+    Shape,
+    data_array_texts,
+    default_file_rows,
+    group_text,
+)
+from daskps.ssd.manifest import FileEntry, Manifest, Snapshot, State
+from daskps.ssd.options import Options
+from daskps.ssd.statistics import Counters, Statistics
+from daskps.ssd.stock import Stock
+from daskps.ssd.where import files_at
+from daskps.types import Bools, Floats, Keys, RowLayout
+
+
+class Store:
+    """One partition. Make it with `create`, take it up with `open`; close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        files: Files,
+        manifest: Manifest,
+        pool: ComputePool,
+        options: Options,
+        io: Executor | None,
+        read_only: bool,
+    ) -> None:
+        self.shape = manifest.shape
+        self.read_only = read_only
+        self._files, self._manifest, self._pool, self._options = files, manifest, pool, options
+        self._own_io = None if io is not None else ThreadPoolExecutor(options.io_threads, "daskps-ssd")
+        self._io: Executor = io or self._own_io  # type: ignore[assignment]
+        self._writer = threading.RLock()
+        self._counters = Counters()
+        self._stock = Stock(files, manifest, pool, options, self._io, self._counters)
+        self._unsaved_bytes = 0  # appended since an index was saved last
+        self._failure: Exception | None = None
+        self._compactor: Compactor | None = None
+        self._closed = False
+
+    # ---- make, open, close
+
+    @classmethod
+    def create(
+        cls,
+        path: Any,
+        layout: RowLayout,
+        *,
+        pool: ComputePool,
+        file_rows: int | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        options: Options | None = None,
+        io: Executor | None = None,
+    ) -> Store:
+        """A new, empty store at `path`: a folder, any fsspec URL, or a Zarr store."""
+        files = files_at(path)
+        shape = Shape(layout, file_rows or default_file_rows(layout), block_bytes)
+        files.make([*DATA_ARRAYS, *SNAPSHOT_ARRAYS])
+        files.lock()
+        try:
+            if files.size(MANIFEST) >= 0:
+                raise StoreError(f"{files.url}: there is a store already; open it, or choose another path")
+            manifest = Manifest(shape)
+            files.publish("zarr.json", group_text({"format": "daskps-ssd"}))
+            for array, text in data_array_texts(shape, 0).items():
+                files.publish(f"{array}/zarr.json", text)
+            for array in SNAPSHOT_ARRAYS:
+                files.publish(f"{array}/zarr.json", group_text({}))
+            files.publish(MANIFEST, manifest.text())
+            return cls(files, manifest, pool, options or Options(), io, read_only=False)._begin(None, False)
+        except BaseException:
+            files.close()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        path: Any,
+        *,
+        pool: ComputePool,
+        snapshot: str | None = None,
+        read_only: bool = False,
+        rebuild_index: bool = False,
+        options: Options | None = None,
+        io: Executor | None = None,
+    ) -> Store:
+        """The store at `path` in the state of `snapshot`, prepared or confirmed; by default the newest confirmed one.
+
+        A writer removes the files of no snapshot (a crash leaves such) and counts them. Prepared snapshots stay until
+        `settle`, `confirm` or `discard` decides.
+        """
+        files = files_at(path)
+        if not read_only:
+            files.lock()
+        try:
+            manifest = recovery.read_manifest(files)
+            chosen = manifest.newest() if snapshot is None else manifest.snapshot(snapshot)
+            return cls(files, manifest, pool, options or Options(), io, read_only)._begin(chosen, rebuild_index)
+        except BaseException:
+            files.close()
+            raise
+
+    def _begin(self, snapshot: Snapshot | None, rebuild_index: bool) -> Store:
+        try:
+            recovery.check_metadata(self._files, self._manifest)
+            if not self.read_only:
+                self._counters.recovered_files, self._counters.recovered_bytes = recovery.clean(
+                    self._files, self._manifest
+                )
+            if snapshot is not None:
+                recovery.take_up(self._files, self._stock, snapshot, self._pool, self._io, rebuild_index)
+            self._stock.adopt(self._manifest)
+        except BaseException:
+            if self._own_io is not None:
+                self._own_io.shutdown()
+            raise
+        if self._options.background_compaction and not self.read_only:
+            self._compactor = Compactor(self._background_step, self._failed)
+        return self
+
+    def close(self) -> None:
+        """Stop the threads and give up the lock. What no snapshot holds is lost: the next writer removes it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._compactor is not None:
+            self._compactor.close()
+        with self._writer:
+            self._stock.shelf.wait()
+            if self._own_io is not None:
+                self._own_io.shutdown()
+            self._files.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- rows
+
+    def append(self, keys: Keys, rows: Floats) -> None:
+        """Put rows (n, width); a key that is there already gets the new row, the last one of equal keys.
+
+        An append that raises has taken a first part of its rows; appending all of them again is harmless.
+        """
+        self._check_rows(keys, rows)
+        with self._writer:
+            self._ready()
+            self._stock.settle()
+            self._stock.append(keys, rows)
+            self._counters.appended_rows += len(keys)
+            self._counters.appended_bytes += keys.nbytes + rows.nbytes
+            self._unsaved_bytes += keys.nbytes + rows.nbytes
+        self._nudge()
+
+    def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
+        """Rows (n, width) of the keys, and which were found; rows of absent keys are zeros, or as `out` had them."""
+        self._check_keys(keys)
+        if out is None:
+            out = np.zeros((len(keys), self.shape.layout.width), np.float32)
+        self._check_rows(keys, out)
+        return out, self._stock.load(keys, out)
+
+    def delete(self, keys: Keys) -> Bools:
+        """Take keys out; tells which were there. Like every change it becomes durable with the next snapshot."""
+        self._check_keys(keys)
+        with self._writer:
+            self._ready()
+            found = self._stock.delete(keys)
+            self._counters.deleted_rows += int(np.count_nonzero(found))
+            with contextlib.suppress(CapacityError):  # met again, with words, by the next append
+                self._stock.settle()
+        self._nudge()
+        return found
+
+    def scan(self, snapshot: str | None = None) -> Iterator[tuple[Keys, Floats]]:
+        """Every live key and row, of the current state or of a snapshot, file by file, in no order of keys."""
+        if snapshot is None:
+            return self._stock.scan()
+        return recovery.scan(self._files, self.shape, self._manifest.snapshot(snapshot), self._io)
+
+    def __len__(self) -> int:
+        with self._stock.lock:
+            return len(self._stock.index)
+
+    # ---- snapshots
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots, oldest first."""
+        return list(self._manifest.snapshots)
+
+    def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
+        """Make the current state durable under a new id; `confirm` or `discard` decides about it later.
+
+        The index is saved with it when `save_index` says so; by default once as many bytes were appended as it has.
+        """
+        return self._snapshot(snapshot_id, save_index, "prepared")
+
+    def commit(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
+        """Prepare and confirm in one step."""
+        return self._snapshot(snapshot_id, save_index, "confirmed")
+
+    def confirm(self, snapshot_id: str) -> None:
+        """A prepared snapshot is valid from now on; confirming twice is harmless."""
+        with self._writer:
+            self._ready()
+            if self._manifest.snapshot(snapshot_id).state == "prepared":
+                self._publish(self._manifest.confirmed(snapshot_id))
+
+    def discard(self, snapshot_id: str) -> None:
+        """Give up a prepared snapshot."""
+        if self._manifest.snapshot(snapshot_id).state != "prepared":
+            raise SnapshotError(f"snapshot {snapshot_id!r} is confirmed; drop it if it is not wanted any more")
+        self._forget({snapshot_id})
+
+    def drop(self, snapshot_id: str) -> None:
+        """Remove a confirmed snapshot; its files go when no other snapshot and no live row needs them."""
+        if self._manifest.snapshot(snapshot_id).state != "confirmed":
+            raise SnapshotError(f"snapshot {snapshot_id!r} is only prepared; confirm or discard it")
+        self._forget({snapshot_id})
+
+    def settle(self, snapshot_id: str | None) -> None:
+        """Follow a decision made elsewhere: confirm `snapshot_id`, discard everything else that is only prepared."""
+        if snapshot_id is not None:
+            self.confirm(snapshot_id)
+        undecided = {snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "prepared"}
+        if undecided:
+            self._forget(undecided)
+
+    def verify(self) -> int:
+        """Check every byte of every snapshot; returns the bytes checked, raises CorruptionError at the first damage."""
+        with self._writer:
+            return recovery.verify(self._files, self._manifest, self._io, self._pool)
+
+    # ---- compaction and figures
+
+    def compact(self, above: float = HALF) -> int:
+        """Rewrite all files that no snapshot needs and whose stale part is over `above`; returns how many."""
+        moved = 0
+        with self._writer:
+            self._ready()
+            while (number := self._stock.victim(above)) is not None:
+                self._stock.move(number)
+                self._stock.settle()
+                moved += 1
+        return moved
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of index, live bits, block checksums and staging."""
+        return self._stock.memory_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on disk: parameter files of the current state and of snapshots, live bits, indexes, manifest."""
+        return self._stock.disk_bytes
+
+    def stats(self) -> Statistics:
+        """What was done since the store was opened, and what it holds."""
+        with self._stock.lock:
+            return Statistics.of(
+                self._counters,
+                files=len(self._stock.shelf.current),
+                live_rows=self._stock.ledger.live_rows,
+                stale_rows=self._stock.ledger.stale_rows,
+                disk_bytes=self.disk_bytes,
+                memory_bytes=self.memory_bytes,
+            )
+
+    # ---- inside
+
+    def _snapshot(self, snapshot_id: str, save_index: bool | None, state: State) -> Snapshot:
+        if not snapshot_id or len(snapshot_id) > 200:
+            raise ArgumentError(f"a snapshot id has 1 to 200 characters, got {len(snapshot_id)}")
+        with self._writer:
+            self._ready()
+            if any(snapshot.id == snapshot_id for snapshot in self._manifest.snapshots):
+                raise SnapshotError(f"there is a snapshot {snapshot_id!r} already; choose another id, or drop it first")
+            self._stock.settle()
+            try:
+                entries = self._stock.flush()
+            except OSError as error:  # of fsync: the kernel may have dropped the bytes, nothing can be trusted now
+                self._failure = error
+                raise StoreError(
+                    f"{self._files.url}: fsync failed ({error}); close the store and open it at its last snapshot"
+                ) from error
+            if save_index is None:
+                save_index = self._unsaved_bytes >= self._stock.index.memory_bytes
+            number = self._manifest.next_number
+            try:
+                snapshot, array_files = self._write_snapshot(snapshot_id, number, entries, save_index, state)
+                self._publish(self._manifest.with_snapshot(snapshot, array_files))
+            except OSError as error:
+                recovery.remove_saved(self._files, number)
+                raise self._stock.disk_error(error, self._stock.index.memory_bytes) from error
+            if save_index:
+                self._unsaved_bytes = 0
+            return snapshot
+
+    def _write_snapshot(
+        self, snapshot_id: str, number: int, entries: list[FileEntry], save_index: bool, state: State
+    ) -> tuple[Snapshot, int]:
+        """Everything of a snapshot but the manifest, durable."""
+        array_files = max((entry.number for entry in entries), default=-1) + 1
+        bits = self._stock.ledger.snapshot_bits(array_files)
+        live_crc, sent = saved.write_live(self._files, number, bits)
+        names = [name for name in saved.array_names("live", number) if len(bits) or name.endswith("json")]
+        index_bytes = index_crc = None
+        if save_index:
+            index_bytes, index_crc, more = saved.write_index(self._files, number, self._stock.index, self._pool)
+            names += saved.array_names("index", number)
+            sent += more
+        self._files.sync([*names, *(f"{array}/zarr.json" for array in DATA_ARRAYS)])  # and so all folders
+        if array_files > self._manifest.array_files:
+            for array, text in data_array_texts(self.shape, array_files).items():
+                self._files.publish(f"{array}/zarr.json", text)
+        self._counters.written_bytes += sent
+        snapshot = Snapshot(
+            id=snapshot_id,
+            number=number,
+            state=state,
+            live_rows=self._stock.ledger.live_rows,
+            files=tuple(entries),
+            live_bytes=len(bits),
+            live_crc32c=live_crc,
+            index_bytes=index_bytes,
+            index_crc32c=index_crc,
+        )
+        return snapshot, array_files
+
+    def _publish(self, manifest: Manifest) -> None:
+        text = manifest.text()
+        self._files.publish(MANIFEST, text)
+        self._counters.written_bytes += len(text)
+        self._manifest = manifest
+        self._stock.adopt(manifest)
+
+    def _forget(self, ids: set[str]) -> None:
+        with self._writer:
+            self._ready()
+            before = self._manifest
+            try:
+                self._publish(before.without(ids))
+            except OSError as error:
+                raise self._stock.disk_error(error, len(before.text())) from error
+            for snapshot in before.snapshots:
+                if snapshot.id in ids:
+                    recovery.remove_saved(self._files, snapshot.number)
+            with contextlib.suppress(CapacityError):
+                self._stock.settle()
+        self._nudge()
+
+    def _ready(self) -> None:
+        if self._closed or self.read_only:
+            raise StoreError(f"{self._files.url}: the store is {'closed' if self._closed else 'open for reading only'}")
+        if self._failure is not None:
+            raise StoreError(f"{self._files.url}: an earlier write failed ({self._failure}); open the store again")
+
+    def _check_keys(self, keys: Keys) -> None:
+        if keys.dtype != np.uint64 or keys.ndim != 1 or not keys.flags.c_contiguous:
+            raise ArgumentError(f"keys must be a contiguous (n,) array of uint64, got {keys.shape} of {keys.dtype}")
+
+    def _check_rows(self, keys: Keys, rows: Floats) -> None:
+        self._check_keys(keys)
+        wanted = (len(keys), self.shape.layout.width)
+        if rows.dtype != np.float32 or rows.shape != wanted or not rows.flags.c_contiguous:
+            raise ArgumentError(
+                f"rows must be a contiguous {wanted} array of float32 (this store's rows have "
+                f"{self.shape.layout.width} values), got {rows.shape} of {rows.dtype}"
+            )
+
+    def _nudge(self) -> None:
+        if self._compactor is not None and self._stock.over(self._options.compact_above):
+            self._compactor.nudge()
+
+    def _background_step(self) -> bool:
+        with self._writer:
+            if self._closed or self._failure or not self._stock.over(self._options.compact_above):
+                return False
+            number = self._stock.victim(HALF)
+            if number is None:
+                return False
+            self._stock.move(number)
+            self._stock.settle()
+            return True
+
+    def _failed(self, error: Exception) -> None:
+        """A full disk is met again by the next append, with words; anything else stops the writer."""
+        if not isinstance(error, CapacityError):
+            self._failure = error
