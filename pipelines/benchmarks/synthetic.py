@@ -10,8 +10,8 @@ import argparse
 import os
 
 import numpy as np
-from benchmarks.harness import Result, alternate, compare
 
+from benchmarks.harness import Result, alternate, compare
 from daskps.backend.pool import ComputePool
 from daskps.data.osrp import Osrp
 from daskps.data.synthetic import Synthetic
