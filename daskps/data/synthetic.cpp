@@ -31,13 +31,31 @@ DEVICE double uniform_like(uint64_t bits, int d) {
     return ((double)(int64_t)(bits >> 16 * d & 0xffff) - 32767.5) * 5.285799584260603e-05;
 }
 
+// (1 + f)^-exponent for f in [0, 1) is convex: its chord lies above it, its tangent at 1/2 below. Nine of ten draws are
+// decided by these two lines at exponent 1; the margin of 1e-9 keeps the decision that of the power itself.
+struct Fall {
+    double exponent, chord, middle, slope;
+
+    explicit Fall(double exponent) : exponent(exponent) {
+        chord = 1.0 - portable_exp(-exponent * 0.6931471805599453);
+        middle = portable_exp(-exponent * 0.4054651081081644);
+        slope = middle * exponent / 1.5;
+    }
+
+    bool keeps(double u, double f) const {
+        if (u < middle - slope * (f - 0.5) - 1e-9) return true;
+        if (u > 1.0 - chord * f + 1e-9) return false;
+        return u < portable_exp(-exponent * portable_log_mantissa(1.0 + f));
+    }
+};
+
 // One slot's Zipf sampler, as zipf.py lays it out: P(rank) ~ rank^-exponent for rank 1 .. n.
 struct Zipf {
     const uint64_t* upper;  // (OCTAVES) 2^64 * P(octave <= j)
     const uint8_t* guide;   // (256) lowest octave that a draw with these top 8 bits can fall into
     int last;               // the last octave, and how many ranks of it are there
     uint64_t last_ranks;
-    double exponent;
+    Fall fall;
 
     // Rank - 1. The octave by inversion; inside it a uniform rank 2^j (1 + f), kept with probability (1 + f)^-exponent.
     uint64_t draw(Stream& stream) const {
@@ -52,8 +70,7 @@ struct Zipf {
         for (;;) {
             const uint64_t offset = stream.next() >> shift;
             if (offset >= ranks) continue;  // only in a last octave that is not full, and less than every second time
-            const double kept = portable_exp(-exponent * portable_log_mantissa(1.0 + (double)offset * scale));
-            if (unit_interval(stream.next()) < kept) return first - 1 + offset;
+            if (fall.keeps(unit_interval(stream.next()), (double)offset * scale)) return first - 1 + offset;
         }
     }
 };
@@ -122,6 +139,7 @@ NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_
        float* labels, double* probabilities) {
     const Truth truth{mix64(seed + 2 * GOLDEN), mix64(seed + 3 * GOLDEN), mix64(seed + 4 * GOLDEN), turns_per_row != 0.0,
                       pair_scale != 0.0};
+    const Fall fall(exponent);
     for (int64_t i = 0; i < rows; ++i) {
         const uint64_t row = first_row + (uint64_t)i;
         const uint64_t base = row_base(seed, row);
@@ -130,7 +148,7 @@ NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_
         for (int64_t s = 0; s < slots; ++s) {
             Stream stream = row_stream(base, (uint64_t)s);
             const int64_t count = bag_size(stream, low[s], high[s]);
-            const Zipf zipf{upper + s * OCTAVES, guide + s * 256, last[s], last_ranks[s], exponent};
+            const Zipf zipf{upper + s * OCTAVES, guide + s * 256, last[s], last_ranks[s], fall};
             const uint64_t slot_seed = mix64((uint64_t)(s + 1) * STREAMS);
             uint64_t* out = keys ? keys + offsets[i * slots + s] : nullptr;
             BagTruth bag{};
