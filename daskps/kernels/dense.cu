@@ -2,15 +2,15 @@
 // which take the sums of the whole step. Parameters, sums and optimizer state are flat arrays of equal length n.
 #include "dense.cuh"
 
-#if defined(__CUDACC__)
-#define COLUMNS 1  // neighbouring threads take neighbouring columns
-#else
+#if ON_CPU
 #define COLUMNS 64  // 16 would be unrolled before it is vectorised, and branch on every value: 20 times slower
+#else
+#define COLUMNS 1  // neighbouring threads take neighbouring columns
 #endif
 #define CHUNK 1024
 
-// Both layer kernels take tiles of columns: a tile's width, and its running values, are then one vector of the CPU.
-#define FOR_TILES(columns) FOR_ITEMS(tile, ((columns) + COLUMNS - 1) / COLUMNS)
+// Both layer kernels take runs of columns, so that sums over rows stay in registers.
+#define FOR_COLUMNS(tile, columns) FOR_ITEMS(tile, ((columns) + COLUMNS - 1) / COLUMNS)
 
 DEVICE void bias_relu_row(const float* __restrict__ bias, float* __restrict__ value, int width) {
     for (int c = 0; c < width; ++c) {
@@ -21,7 +21,7 @@ DEVICE void bias_relu_row(const float* __restrict__ bias, float* __restrict__ va
 
 // values (rows, columns) = max(values + bias, 0)
 KERNEL(bias_relu, const float* bias, int64_t rows, int64_t columns, float* values) {
-    FOR_TILES(columns) {
+    FOR_COLUMNS(tile, columns) {
         const int64_t first = tile * COLUMNS;
         const int width = columns - first < COLUMNS ? (int)(columns - first) : COLUMNS;
         for (int64_t row = 0; row < rows; ++row) {
@@ -44,7 +44,7 @@ DEVICE void relu_backward_row(const float* __restrict__ a, float* __restrict__ g
 
 // gradients (rows, columns) become 0 where the activation is 0; bias_gradients (columns,) are their sums over the rows.
 KERNEL(relu_backward, const float* activations, int64_t rows, int64_t columns, float* gradients, float* bias_gradients) {
-    FOR_TILES(columns) {
+    FOR_COLUMNS(tile, columns) {
         const int64_t first = tile * COLUMNS;
         const int width = columns - first < COLUMNS ? (int)(columns - first) : COLUMNS;
         float total[COLUMNS] = {};
@@ -77,7 +77,7 @@ KERNEL(add_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* fla
         wrong |= !fits_fixed(x);
         sums[i] += fixed(x);
     }
-    if (wrong) RAISE(flag);
+    if (wrong) ATOMIC_OR(flag, 1);
 }
 
 // The mean gradient of one parameter; L2 pulls on the first `decayed` of them, which are the weights and not the biases.
@@ -115,7 +115,7 @@ KERNEL(dense_adagrad, const int64_t* sums, int64_t n, double scale, float l2, in
         const float g = clip * mean_gradient(sums, parameters, i, scale, l2, decayed);
         const float a = accumulator[i] + g * g;
         accumulator[i] = a;
-        parameters[i] -= learning_rate * g / (SQUARE_ROOT(a) + epsilon);
+        parameters[i] -= learning_rate * g / (SQRT_FLOAT(a) + epsilon);
     }
 }
 
@@ -129,6 +129,6 @@ KERNEL(dense_adam, const int64_t* sums, int64_t n, double scale, float l2, int64
         const float v = beta2 * second_moment[i] + rest2 * g * g;
         first_moment[i] = m;
         second_moment[i] = v;
-        parameters[i] -= step_size * m / (SQUARE_ROOT(v) * correction + epsilon);
+        parameters[i] -= step_size * m / (SQRT_FLOAT(v) * correction + epsilon);
     }
 }

@@ -123,7 +123,7 @@ class Block:
                     other=through,
                     n=self.rows,
                     slots=slots,
-                    dim=dim,
+                    width=dim,
                     pooled_gradients=gradients[table],
                 )
 
@@ -148,7 +148,7 @@ class Block:
         logits += self._arrays["column"]
 
     def _forward_factors(self, inputs: Inputs, logits: Any) -> None:
-        n, dim, launch = self.rows, self._shape.dim, self._engine.launch
+        n, width, launch = self.rows, self._shape.dim, self._engine.launch
         if inputs.dense is not None:
             self._xp.matmul(inputs.dense, self._parameters["linear.weight"], out=self._arrays["column"])
             logits += self._arrays["column"]
@@ -156,8 +156,8 @@ class Block:
         totals.fill(0)
         squares.fill(0)
         for pooled, (slots, _) in zip(inputs.pooled, self._shape.tables, strict=True):
-            launch("fm_sums", n, pooled=pooled, n=n, slots=slots, dim=dim, totals=totals, squares=squares)
-        launch("fm_logits", n, totals=totals, squares=squares, n=n, dim=dim, logits=logits)
+            launch("fm_sums", n, pooled=pooled, n=n, slots=slots, width=width, totals=totals, squares=squares)
+        launch("fm_logits", n, totals=totals, squares=squares, n=n, width=width, logits=logits)
 
     def _backward_layers(self, inputs: Inputs) -> None:
         xp, active, slopes = self._xp, self._active, self._slopes

@@ -154,7 +154,7 @@ def test_every_cpu_variant_gives_equal_bits() -> None:
             found |= {kind: changed, **{f"{kind} {name}": array for name, array in state.items()}}
         pooled = random.normal(size=(40, 6 * 9)).astype(np.float32) if not results else results[0]["pooled"]
         found |= {"pooled": pooled, "totals": np.zeros((40, 9), np.float32), "squared": np.zeros((40, 9), np.float32)}
-        native.fm_sums(pooled=pooled, n=40, slots=6, dim=9, totals=found["totals"], squares=found["squared"])
+        native.fm_sums(pooled=pooled, n=40, slots=6, width=9, totals=found["totals"], squares=found["squared"])
         results.append(found)
     for found in results[1:]:
         for key, wanted in results[0].items():
@@ -187,6 +187,6 @@ def test_fm_sums_run_over_the_slots_in_order(dim: int) -> None:
     for slot in range(7):
         wanted_totals += pooled[:, slot]
         wanted_squares += pooled[:, slot] * pooled[:, slot]
-    library().fm_sums(pooled=pooled, n=11, slots=7, dim=dim, totals=totals, squares=squares)
+    library().fm_sums(pooled=pooled, n=11, slots=7, width=dim, totals=totals, squares=squares)
     np.testing.assert_array_equal(totals, wanted_totals)
     np.testing.assert_array_equal(squares, wanted_squares)
