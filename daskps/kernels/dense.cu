@@ -2,30 +2,39 @@
 // which take the sums of the whole step. Parameters, sums and optimizer state are flat arrays of equal length n.
 #include "dense.cuh"
 
-#if defined(__CUDACC__)
-#define COLUMNS 1  // neighbouring threads take neighbouring columns
+#if ON_CPU
+#define COLUMNS 64  // 16 would be unrolled before it is vectorised, and branch on every value: 20 times slower
 #else
-#define COLUMNS 16  // one vector or two
+#define COLUMNS 1  // neighbouring threads take neighbouring columns
 #endif
 #define CHUNK 1024
 
-// sums += gradients, (n,)
-KERNEL(add_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* flag) {
-    bool fits = true;
-    FOR_ITEMS(i, n) {
-        const double x = gradients[i] * GRADIENT_ONE;
-        fits &= fits_fixed(x);
-        sums[i] += fixed(x);
-    }
-    if (fits) return;
-    FOR_ITEMS(j, n) {
-        const double x = gradients[j] * GRADIENT_ONE;
-        if (!fits_fixed(x)) raise_flag(flag, x);
+// Both layer kernels take runs of columns, so that sums over rows stay in registers.
+#define FOR_COLUMNS(tile, columns) FOR_ITEMS(tile, ((columns) + COLUMNS - 1) / COLUMNS)
+
+DEVICE void bias_relu_row(const float* __restrict__ bias, float* __restrict__ value, int width) {
+    for (int c = 0; c < width; ++c) {
+        const float sum = value[c] + bias[c];
+        value[c] = sum < 0.0f ? 0.0f : sum;  // NaN stays
     }
 }
 
-// One row of a tile of columns: the gradient where the unit was active, and its running sum.
-DEVICE void relu_row(const float* a, float* g, float* total, int width) {
+// values (rows, columns) = max(values + bias, 0)
+KERNEL(bias_relu, const float* bias, int64_t rows, int64_t columns, float* values) {
+    FOR_COLUMNS(tile, columns) {
+        const int64_t first = tile * COLUMNS;
+        const int width = columns - first < COLUMNS ? (int)(columns - first) : COLUMNS;
+        for (int64_t row = 0; row < rows; ++row) {
+            float* value = values + row * columns + first;
+            if (width == COLUMNS)
+                bias_relu_row(bias + first, value, COLUMNS);
+            else
+                bias_relu_row(bias + first, value, width);
+        }
+    }
+}
+
+DEVICE void relu_backward_row(const float* __restrict__ a, float* __restrict__ g, float* __restrict__ total, int width) {
     for (int c = 0; c < width; ++c) {
         const float kept = a[c] > 0.0f ? g[c] : 0.0f;
         g[c] = kept;
@@ -33,38 +42,42 @@ DEVICE void relu_row(const float* a, float* g, float* total, int width) {
     }
 }
 
-// gradients (rows, columns) become 0 where the activation is 0; sums (columns,) += their sum over the rows, in order.
-KERNEL(relu_backward, const float* activations, int64_t rows, int64_t columns, float* gradients, int64_t* sums,
-       int32_t* flag) {
-    FOR_ITEMS(tile, (columns + COLUMNS - 1) / COLUMNS) {
+// gradients (rows, columns) become 0 where the activation is 0; bias_gradients (columns,) are their sums over the rows.
+KERNEL(relu_backward, const float* activations, int64_t rows, int64_t columns, float* gradients, float* bias_gradients) {
+    FOR_COLUMNS(tile, columns) {
         const int64_t first = tile * COLUMNS;
         const int width = columns - first < COLUMNS ? (int)(columns - first) : COLUMNS;
         float total[COLUMNS] = {};
         for (int64_t row = 0; row < rows; ++row) {
             const float* a = activations + row * columns + first;
             float* g = gradients + row * columns + first;
-            if (width == COLUMNS)  // a width known to the compiler is one vector operation
-                relu_row(a, g, total, COLUMNS);
+            if (width == COLUMNS)
+                relu_backward_row(a, g, total, COLUMNS);
             else
-                relu_row(a, g, total, width);
+                relu_backward_row(a, g, total, width);
         }
-        for (int c = 0; c < width; ++c) {
-            const double x = total[c] * GRADIENT_ONE;
-            if (!fits_fixed(x)) raise_flag(flag, x);
-            sums[first + c] += fixed(x);
-        }
+        for (int c = 0; c < width; ++c) bias_gradients[first + c] = total[c];
     }
 }
 
-// sums (1,) += the sum over n gradients: the bias of the logit. One item, because a block is short and order is kept.
-KERNEL(add_total_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* flag) {
+// total (1,) = the sum of n values in order: the gradient of the logit's bias. One item, because a block is short.
+KERNEL(sum_in_order, const float* values, int64_t n, float* total) {
     FOR_ITEMS(item, 1) {
-        double total = 0.0;
-        for (int64_t i = 0; i < n; ++i) total += gradients[i];
-        const double x = total * GRADIENT_ONE;
-        if (!fits_fixed(x)) raise_flag(flag, x);
-        sums[item] += fixed(x);
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; ++i) sum += values[i];
+        total[item] = (float)sum;
     }
+}
+
+// sums (n,) += gradients (n,) of one block, rounded to units of 1 / GRADIENT_ONE
+KERNEL(add_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* flag) {
+    int32_t wrong = 0;
+    FOR_ITEMS(i, n) {
+        const double x = gradients[i] * GRADIENT_ONE;
+        wrong |= !fits_fixed(x);
+        sums[i] += fixed(x);
+    }
+    if (wrong) ATOMIC_OR(flag, 1);
 }
 
 // The mean gradient of one parameter; L2 pulls on the first `decayed` of them, which are the weights and not the biases.
@@ -102,7 +115,7 @@ KERNEL(dense_adagrad, const int64_t* sums, int64_t n, double scale, float l2, in
         const float g = clip * mean_gradient(sums, parameters, i, scale, l2, decayed);
         const float a = accumulator[i] + g * g;
         accumulator[i] = a;
-        parameters[i] -= learning_rate * g / (square_root(a) + epsilon);
+        parameters[i] -= learning_rate * g / (SQRT_FLOAT(a) + epsilon);
     }
 }
 
@@ -116,6 +129,6 @@ KERNEL(dense_adam, const int64_t* sums, int64_t n, double scale, float l2, int64
         const float v = beta2 * second_moment[i] + rest2 * g * g;
         first_moment[i] = m;
         second_moment[i] = v;
-        parameters[i] -= step_size * m / (square_root(v) * correction + epsilon);
+        parameters[i] -= step_size * m / (SQRT_FLOAT(v) * correction + epsilon);
     }
 }

@@ -4,8 +4,8 @@
 #include "dialect.cuh"
 
 // totals (n, D) and squares (n, D) += the sums over the slots of one table. pooled (n, slots * D)
-template <int FIXED> DEVICE void sum_slots(const float* pooled, int64_t slots, int64_t dim, float* total, float* square) {
-    const int64_t D = FIXED ? FIXED : dim;
+template <int FIXED> DEVICE void sum_slots(const float* pooled, int64_t slots, int64_t width, float* total, float* square) {
+    const int64_t D = FIXED ? FIXED : width;
     for (int64_t s = 0; s < slots; ++s)
         for (int64_t d = 0; d < D; ++d) {
             const float v = pooled[s * D + d];
@@ -22,28 +22,28 @@ template <int FIXED> DEVICE void sum_slots_in_registers(const float* pooled, int
     for (int d = 0; d < FIXED; ++d) total[d] = t[d], square[d] = q[d];
 }
 
-KERNEL(fm_sums, const float* pooled, int64_t n, int64_t slots, int64_t dim, float* totals, float* squares) {
+KERNEL(fm_sums, const float* pooled, int64_t n, int64_t slots, int64_t width, float* totals, float* squares) {
     FOR_ITEMS(i, n) {
-        const float* row = pooled + i * slots * dim;
-        float* total = totals + i * dim;
-        float* square = squares + i * dim;
-        switch (dim) {
+        const float* row = pooled + i * slots * width;
+        float* total = totals + i * width;
+        float* square = squares + i * width;
+        switch (width) {
             case 1: sum_slots_in_registers<1>(row, slots, total, square); break;
             case 5: sum_slots_in_registers<5>(row, slots, total, square); break;
             case 9: sum_slots_in_registers<9>(row, slots, total, square); break;
             case 17: sum_slots_in_registers<17>(row, slots, total, square); break;
-            default: sum_slots<0>(row, slots, dim, total, square);
+            default: sum_slots<0>(row, slots, width, total, square);
         }
     }
 }
 
 // logits (n,) += the machine's output
-KERNEL(fm_logits, const float* totals, const float* squares, int64_t n, int64_t dim, float* logits) {
+KERNEL(fm_logits, const float* totals, const float* squares, int64_t n, int64_t width, float* logits) {
     FOR_ITEMS(i, n) {
-        const float* total = totals + i * dim;
-        const float* square = squares + i * dim;
+        const float* total = totals + i * width;
+        const float* square = squares + i * width;
         float pairs = 0.0f;
-        for (int64_t d = 1; d < dim; ++d) pairs += total[d] * total[d] - square[d];
+        for (int64_t d = 1; d < width; ++d) pairs += total[d] * total[d] - square[d];
         logits[i] += total[0] + 0.5f * pairs;
     }
 }
@@ -51,13 +51,13 @@ KERNEL(fm_logits, const float* totals, const float* squares, int64_t n, int64_t 
 // pooled_gradients (n, slots * D) = the gradient, given that of the logits, plus `other`, which may be null and is of the
 // same shape. The output may be `pooled` itself: each value is read before it is written.
 KERNEL(fm_backward, const float* gradients, const float* totals, const float* pooled, const float* other, int64_t n,
-       int64_t slots, int64_t dim, float* pooled_gradients) {
+       int64_t slots, int64_t width, float* pooled_gradients) {
     FOR_ITEMS(i, n) {
         const float g = gradients[i];
-        const float* total = totals + i * dim;
+        const float* total = totals + i * width;
         for (int64_t s = 0; s < slots; ++s) {
-            const int64_t start = (i * slots + s) * dim;
-            for (int64_t d = 0; d < dim; ++d) {
+            const int64_t start = (i * slots + s) * width;
+            for (int64_t d = 0; d < width; ++d) {
                 const float value = d ? g * (total[d] - pooled[start + d]) : g;
                 pooled_gradients[start + d] = other ? other[start + d] + value : value;
             }

@@ -21,7 +21,7 @@ DEVICE double exp_minus(double a) {
     p = p * r + 0.5;
     p = p * r + 1.0;
     p = p * r + 1.0;
-    return p * bits_double((1023 - fixed(n)) << 52);
+    return p * BITS_DOUBLE((uint64_t)(1023 - fixed(n)) << 52);
 }
 
 // log(1 + e) for 0 <= e <= 1: 2 atanh(s) with s = e / (2 + e) <= 1/3; the first term left out is below 3e-14 of it.
@@ -45,34 +45,52 @@ DEVICE double log_one_plus(double e) {
     return 2.0 * s * p;
 }
 
-DEVICE double sigmoid(double z) {
-    const double a = z < 0.0 ? -z : z;
-    const double e = exp_minus(a < EXP_LIMIT ? a : EXP_LIMIT);
-    return (z < 0.0 ? e : 1.0) / (1.0 + e);
+DEVICE double magnitude(double z) { return BITS_DOUBLE(DOUBLE_BITS(z) & 0x7fffffffffffffffull); }
+
+DEVICE double exp_minus_magnitude(double z) {
+    const double a = magnitude(z);
+    return exp_minus(a < EXP_LIMIT ? a : EXP_LIMIT);  // NaN gives EXP_LIMIT; the callers see to NaN
 }
 
+DEVICE bool countable(double x) { return magnitude(x) < 8192.0; }  // 2^13, so 2^20 examples cannot overflow a sum
+
 KERNEL(sigmoid_of, const float* logits, int64_t n, float* probabilities) {
-    FOR_ITEMS(i, n) probabilities[i] = logits[i] == logits[i] ? (float)sigmoid(logits[i]) : logits[i];
+    FOR_ITEMS(i, n) {
+        const double z = logits[i];
+        const double e = exp_minus_magnitude(z);
+        const double p = (z < 0.0 ? e : 1.0) / (1.0 + e);
+        probabilities[i] = (float)(p + (z - z));  // NaN stays
+    }
+}
+
+// One example; nonzero if its weighted loss or its weight cannot be counted.
+DEVICE int32_t log_loss_of(float logit, float label, double w, float* probability, float* gradient, int64_t* loss,
+                           int64_t* weight) {
+    const double z = logit;
+    const double y = label;
+    const double e = exp_minus_magnitude(z);
+    const double p = (z < 0.0 ? e : 1.0) / (1.0 + e);
+    const double l = w * ((z > 0.0 ? z : 0.0) - y * z + log_one_plus(e));
+    *probability = (float)p;
+    *gradient = (float)(w * (p - y));
+    *loss = fixed(l * EXAMPLE_ONE);
+    *weight = fixed(w * EXAMPLE_ONE);
+    return (int32_t)!countable(l) | (int32_t)!countable(w) | (int32_t)(w < 0.0);
 }
 
 // weights may be null: all one. gradients are of the weighted loss, not divided by anything; losses and example_weights
-// are in units of 1 / EXAMPLE_ONE. An example whose weighted loss or weight cannot be counted raises the flag.
-KERNEL(log_loss, const float* logits, const float* labels, const float* weights, int64_t n, float* probabilities,
-       float* gradients, int64_t* losses, int64_t* example_weights, int32_t* flag) {
-    FOR_ITEMS(i, n) {
-        const double z = logits[i];
-        const double y = labels[i];
-        const double w = weights ? (double)weights[i] : 1.0;
-        const double a = z < 0.0 ? -z : z;
-        const double e = exp_minus(a < EXP_LIMIT ? a : EXP_LIMIT);
-        const double p = (z < 0.0 ? e : 1.0) / (1.0 + e);
-        const double loss = w * ((z > 0.0 ? z : 0.0) - y * z + log_one_plus(e));
-        // 2^13 each, so that 2^20 examples cannot overflow
-        const bool counts = loss < 8192.0 && loss > -8192.0 && w < 8192.0 && w >= 0.0;
-        if (!counts) raise_flag(flag, loss + w);
-        probabilities[i] = (float)p;
-        gradients[i] = (float)(w * (p - y));
-        losses[i] = counts ? fixed(loss * EXAMPLE_ONE) : 0;
-        example_weights[i] = counts ? fixed(w * EXAMPLE_ONE) : 0;
-    }
+// are in units of 1 / EXAMPLE_ONE. An example that cannot be counted raises the flag.
+KERNEL(log_loss, const float* logits, const float* labels, const float* weights, int64_t n,
+       float* __restrict__ probabilities, float* __restrict__ gradients, int64_t* __restrict__ losses,
+       int64_t* __restrict__ example_weights, int32_t* flag) {
+    int32_t wrong = 0;
+    if (weights)
+        FOR_ITEMS(i, n)
+            wrong |= log_loss_of(logits[i], labels[i], weights[i], probabilities + i, gradients + i, losses + i,
+                                 example_weights + i);
+    else
+        FOR_ITEMS(i, n)
+            wrong |= log_loss_of(logits[i], labels[i], 1.0, probabilities + i, gradients + i, losses + i,
+                                 example_weights + i);
+    if (wrong) ATOMIC_OR(flag, 1);
 }

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from daskps.errors import ConfigError
 
@@ -85,22 +85,22 @@ class Architecture:
                 f"got {dims}"
             )
 
-    @property
+    @functools.cached_property
     def layered(self) -> bool:
         """Has hidden layers."""
         return self.kind in ("dnn", "deepfm")
 
-    @property
+    @functools.cached_property
     def factored(self) -> bool:
         """Has the linear part, and in fm and deepfm the products of pairs."""
         return self.kind != "dnn"
 
-    @property
+    @functools.cached_property
     def dim(self) -> int:
         """The one dimension of all tables of a factored network (1 without tables)."""
         return self.tables[0][1] if self.tables else 1
 
-    @property
+    @functools.cached_property
     def widths(self) -> tuple[int, ...]:
         """Values an example has in each table: S * D."""
         return tuple(slots * dim for slots, dim in self.tables)
@@ -132,9 +132,13 @@ class Architecture:
             starts.append(starts[-1] + math.prod(shape))
         return tuple(Parameter(name, shape, start) for (name, shape), start in zip(shapes, starts, strict=False))
 
-    @property
+    def named(self, flat: Any) -> dict[str, Any]:
+        """Views of a flat array (P,) by parameter's name, in the parameters' shapes."""
+        return {p.name: flat[p.place].reshape(p.shape) for p in self.parameters}
+
+    @functools.cached_property
     def size(self) -> int:
-        """Number of values of all parameters."""
+        """P, the number of values of all parameters."""
         last = self.parameters[-1]
         return last.start + last.size
 

@@ -1,21 +1,20 @@
-"""Why a step's loss or gradient is not finite: the first cause, in words.
+"""Why a step's loss or gradient could not be summed: the first cause, in words.
 
-In: what a step took and gave, and its flags. Out: one message that names the example and the slot, the dense feature or
+In: what a step took, and which sums failed. Out: one message that names the example and the slot, the dense feature or
 the parameter to look at. Runs only after something went wrong, so it takes its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from daskps.model.architecture import Architecture
 
-TOO_LARGE = 2  # kernels/dense.cuh
-GRADIENT_LIMIT = 2**15  # of one parameter, summed over one block
-EXAMPLE_LIMIT = 2**13  # weight, and weighted loss, of one example
+GRADIENT_LIMIT = 2**15  # of one parameter, summed over one block: kernels/dense.cuh
+EXAMPLE_LIMIT = 2**13  # weight, and weighted loss, of one example: kernels/loss.cu
 
 
 def _host(array: Any) -> np.ndarray[Any, Any]:
@@ -42,23 +41,23 @@ def _bad_input(architecture: Architecture, pooled: Sequence[Any], dense: Any, fi
 
 
 def _bad_example(labels: Any, example_weights: Any, first: int) -> str | None:
-    for name, array in (("label", labels), ("weight", example_weights)):
-        values = np.zeros(0) if array is None else _host(array)
-        wrong = ~np.isfinite(values)
-        if name == "weight":
-            wrong |= (values < 0) | (values >= EXAMPLE_LIMIT)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            bound = f", not in [0, {EXAMPLE_LIMIT})" if name == "weight" else ""
-            return f"the {name} of example {first + at} is {values[at]}{bound}"
+    label = ~np.isfinite(_host(labels))
+    if label.any():
+        at = int(np.argmax(label))
+        return f"the label of example {first + at} is {_host(labels)[at]}"
+    weights = np.zeros(0) if example_weights is None else _host(example_weights)
+    wrong = ~((weights >= 0) & (weights < EXAMPLE_LIMIT))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        return f"the weight of example {first + at} is {weights[at]}, not in [0, {EXAMPLE_LIMIT})"
     return None
 
 
 def explain(
     architecture: Architecture,
-    parameters: dict[str, Any],
-    flags: Any,
+    parameters: Mapping[str, Any],
     *,
+    gradients: Mapping[str, Any] | None,  # of the block that failed; None: it was a loss
     pooled: Sequence[Any],
     dense: Any,
     labels: Any,
@@ -66,19 +65,15 @@ def explain(
     first: int,
 ) -> str:
     """The message; `first` is the number of the part's first example in its step."""
-    values = _host(flags).tolist()
-    names = ["loss"] + [f"gradient of {p.name}" for p in architecture.parameters]
-    which, value = next((name, flag) for name, flag in zip(names, [values[-1], *values[:-1]], strict=True) if flag)
+    what = f"a loss is not finite or beyond {EXAMPLE_LIMIT}"
+    if gradients is not None:
+        names = [name for name, array in gradients.items() if not (np.abs(_host(array)) < GRADIENT_LIMIT).all()]
+        what = f"the gradient of {' and '.join(names) or 'a parameter'} is not finite or beyond {GRADIENT_LIMIT}"
     bad = next((name for name, array in parameters.items() if not np.isfinite(_host(array)).all()), None)
     cause = (
         (f"parameter {bad} is not finite" if bad else None)
         or _bad_input(architecture, pooled, dense, first)
         or _bad_example(labels, example_weights, first)
+        or "all inputs and parameters are finite, but too large together"
     )
-    if value == TOO_LARGE:
-        limit = EXAMPLE_LIMIT if which == "loss" else GRADIENT_LIMIT
-        what = f"the {which} is beyond the largest that is summed, {limit}"
-    else:
-        what = f"the {which} is not finite"
-    remedy = "lower the learning rate, clip gradients, or standardise dense features and weights"
-    return f"{what}: {cause or 'all inputs and parameters are finite, so the network itself overflows'}; {remedy}"
+    return f"{what}: {cause}; lower the learning rate, clip gradients, or scale down dense features and weights"

@@ -20,11 +20,12 @@ import numpy as np
 from daskps.errors import ArgumentError, ConfigError, NonFiniteError
 from daskps.model.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES, Architecture, Kind
 from daskps.model.blas import hold_to_one_thread
-from daskps.model.block import Inputs, Workspace
+from daskps.model.block import Inputs
 from daskps.model.diagnosis import explain
 from daskps.model.engine import Engine
 from daskps.model.initial import initial_parameters
 from daskps.model.optimizer import EXAMPLE_ONE, DenseOptimizer, update
+from daskps.model.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Network:
         self.architecture = architecture
         self.engine = engine
         self.flat = engine.xp.asarray(flat)  # (P,) float32
-        self.parameters = {p.name: self.flat[p.place].reshape(p.shape) for p in architecture.parameters}
+        self.parameters = architecture.named(self.flat)
         self.state: dict[str, Any] = {}  # the optimizer's arrays, (P,) each
         self.steps = 0  # optimizer steps so far
         self._spaces: deque[Workspace] = deque()
@@ -89,50 +90,47 @@ class Network:
         self._check(n, pooled, dense, labels, example_weights, first_block)
         xp, size = self.engine.xp, self.architecture.size
         gradients = [xp.empty_like(array) for array in pooled] if gradients is None else gradients
-        logits, probabilities, slopes = (xp.empty(n, xp.float32) for _ in range(3))
+        logits, probabilities = xp.empty(n, xp.float32), xp.empty(n, xp.float32)
         losses, weights = xp.empty(n, xp.int64), xp.empty(n, xp.int64)
 
         def block(space: Workspace, start: int, stop: int) -> bool:
             at = slice(start, stop)
-            inputs = Inputs([array[at] for array in pooled], None if dense is None else dense[at], stop - start)
-            space.forward(self.parameters, inputs, logits[at])
+            inputs = Inputs([array[at] for array in pooled], None if dense is None else dense[at])
+            rows = space.block(stop - start)
+            rows.forward(inputs, logits[at])
             self.engine.launch(
                 "log_loss",
-                inputs.rows,
+                rows.rows,
                 logits=logits[at],
                 labels=labels[at],
                 weights=None if example_weights is None else example_weights[at],
-                n=inputs.rows,
+                n=rows.rows,
                 probabilities=probabilities[at],
-                gradients=slopes[at],
+                gradients=rows.slope,
                 losses=losses[at],
                 example_weights=weights[at],
                 flag=space.loss_flag,
             )
-            return space.backward(self.parameters, inputs, slopes[at], [array[at] for array in gradients])
+            return space.backward(rows, inputs, [array[at] for array in gradients])
 
         spaces = self._run(n, block)
-        try:
-            if any(bool(space.flags.any()) for space in spaces):
-                flags = xp.stack([space.flags for space in spaces]).max(axis=0)
-                first = first_block * self.architecture.block_examples
-                raise NonFiniteError(
-                    explain(
-                        self.architecture,
-                        self.parameters,
-                        flags,
-                        pooled=pooled,
-                        dense=dense,
-                        labels=labels,
-                        example_weights=example_weights,
-                        first=first,
-                    )
-                )
-            sums = xp.zeros(size + 2, xp.int64)
-            for space in spaces:
-                sums[:size] += space.sums
-        finally:
-            self._spaces.extend(spaces)
+        failed = next((space for space in spaces if bool(space.flags.any())), None)
+        if failed is not None:
+            message = explain(
+                self.architecture,
+                self.parameters,
+                gradients=None if failed.loss_flag[0] else failed.gradients,
+                pooled=pooled,
+                dense=dense,
+                labels=labels,
+                example_weights=example_weights,
+                first=first_block * self.architecture.block_examples,
+            )
+            raise NonFiniteError(message)
+        sums = xp.zeros(size + 2, xp.int64)
+        for space in spaces:
+            sums[:size] += space.sums
+        self._spaces.extend(spaces)  # from here on, another thread may take them
         sums[size] = losses.sum()
         sums[size + 1] = weights.sum()
         return StepResult(logits, probabilities, gradients, sums)
@@ -145,8 +143,8 @@ class Network:
 
         def block(space: Workspace, start: int, stop: int) -> bool:
             at = slice(start, stop)
-            inputs = Inputs([array[at] for array in pooled], None if dense is None else dense[at], stop - start)
-            space.forward(self.parameters, inputs, logits[at])
+            inputs = Inputs([array[at] for array in pooled], None if dense is None else dense[at])
+            space.block(stop - start).forward(inputs, logits[at])
             return True
 
         self._spaces.extend(self._run(n, block))
@@ -240,7 +238,7 @@ class Network:
         try:
             space = self._spaces.pop()
         except IndexError:
-            space = Workspace(self.architecture, self.engine)
+            space = Workspace(self.architecture, self.engine, self.parameters)
         space.begin()
         return space
 

@@ -2,10 +2,10 @@
 
 import itertools
 
+import dense_reference as reference
 import numpy as np
 import pytest
-import reference
-from reference import SHAPES, examples, make
+from dense_reference import SHAPES, examples, make
 
 from daskps.backend.pool import ComputePool
 from daskps.errors import ArgumentError, ConfigError, NonFiniteError
@@ -263,8 +263,13 @@ def test_causes_other_than_slots_are_named(pool: ComputePool) -> None:
     labels = np.ones(40, np.float32)
     labels[3] = np.nan
     assert "the label of example 3 is nan" in message(labels=labels)
-    dense[:] = 2e4
-    assert "is beyond the largest that is summed" in message(dense=dense)
+    dense[:] = 1e4  # the linear weights are too small for it to show in the loss
+    network.parameters["hidden0.weight"][-3:] = 0
+    network.parameters["linear.weight"][:] = 0
+    found = message(dense=dense, labels=np.ones(40, np.float32))
+    assert "linear.weight is not finite or beyond 32768: all inputs and parameters are finite" in found
+    network.parameters["linear.weight"][:] = 1
+    assert "a loss is not finite or beyond 8192: all inputs and parameters are finite, but too" in message(dense=dense)
     network.parameters["hidden1.weight"][1, 1] = np.nan
     assert "parameter hidden1.weight is not finite" in message()
 
