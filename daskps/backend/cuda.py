@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,9 @@ class CudaDevice:
             raise ArgumentError(f"{kernel}: {argument.name} wants a C-contiguous array, got strides {value.strides}")
         return value
 
+    def active(self) -> AbstractContextManager[object]:
+        return self._device  # type: ignore[no-any-return]
+
     def synchronize(self) -> None:
         self._device.synchronize()
 
@@ -180,6 +184,5 @@ def distinct_keys(device: Device, keys: Array) -> Array:
     """The distinct keys, ascending: cuDF's hash-based unique, then CuPy's radix sort."""
     import cudf
 
-    assert isinstance(device, CudaDevice)
-    with device._device:
+    with device.active():
         return device.xp.sort(cudf.Series(keys).unique().to_cupy())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +51,9 @@ class Device(Protocol):
 
     def launch(self, kernel: str, items: int, *, tiles: bool = False, dim: int | None = None, **values: Any) -> None:
         """Run a KERNEL over `items`; `tiles`: each item takes a tile of lanes; `dim`: the dimension to compile for."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """A context in which the array module `xp` makes and computes arrays here."""
 
     def synchronize(self) -> None:
         """Wait for what was launched."""
@@ -101,6 +105,9 @@ class CpuDevice:
         if dim is not None:
             values["dim"] = dim
         self.pool.launch(getattr(library(), kernel), self.shares(items), **values)
+
+    def active(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def synchronize(self) -> None:
         pass

@@ -7,6 +7,22 @@
 //   group_join     the parts' lists of touched rows, closed up
 #include "pooling.cuh"
 
+DEVICE float occurrence_coefficient(const int64_t* offsets, int64_t bag, const float* weights, int64_t i, int32_t pooling) {
+    const float scale = pooling_scale(pooling, offsets[bag + 1] - offsets[bag]);
+    return weights ? weights[i] * scale : scale;
+}
+
+// The bag of each occurrence and, where coefficients is not null, weight * scale of the bag: what the GPU's sort needs.
+KERNEL(group_bags, const int64_t* offsets, int64_t bags, const float* weights, int32_t pooling, int32_t* bag_of,
+       float* coefficients) {
+    FOR_TILES(bag, bags) {
+        for (int64_t i = offsets[bag] + LANE; i < offsets[bag + 1]; i += LANES) {
+            bag_of[i] = (int32_t)bag;
+            if (coefficients) coefficients[i] = occurrence_coefficient(offsets, bag, weights, i, pooling);
+        }
+    }
+}
+
 #if ON_CPU
 // counts (shares, parts), zeroed
 CPU_KERNEL(group_count, const int32_t* row_of, int64_t n, int32_t first_row, int32_t row_count, int32_t shift,
@@ -43,7 +59,7 @@ DEVICE int64_t bag_holding(const int64_t* offsets, int64_t bags, int64_t occurre
     return low;
 }
 
-// A coefficient is weight * scale of the bag; null where all are one.
+// The dealt lists are grouped by part; coefficients are null where all are one.
 CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets, int64_t bags, const float* weights,
            int32_t pooling, int32_t first_row, int32_t row_count, int32_t shift, int64_t parts, int32_t* next,
            int32_t* dealt_rows, int32_t* dealt_bags, float* dealt_coefficients) {
@@ -56,10 +72,7 @@ CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets,
         const int32_t place = mine[row >> shift]++;
         dealt_rows[place] = (int32_t)row;
         dealt_bags[place] = (int32_t)bag;
-        if (dealt_coefficients) {
-            const float scale = pooling_scale(pooling, offsets[bag + 1] - offsets[bag]);
-            dealt_coefficients[place] = weights ? weights[i] * scale : scale;
-        }
+        if (dealt_coefficients) dealt_coefficients[place] = occurrence_coefficient(offsets, bag, weights, i, pooling);
     }
 }
 

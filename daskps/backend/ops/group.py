@@ -158,12 +158,26 @@ def _group_cuda(
     scaled: bool,
 ) -> Groups:
     """The same by CuPy's stable sort."""
-    xp = device.xp
-    bag_of = xp.repeat(xp.arange(len(offsets) - 1, dtype=np.int32), device.to_host(xp.diff(offsets)).tolist())
-    mine = xp.flatnonzero((row_of >= first_row) & (row_of < first_row + row_count))
-    rows = row_of[mine] - np.int32(first_row)
-    order = xp.argsort(rows, kind="stable")
-    rows, occurrence = rows[order], mine[order]
-    heads = xp.flatnonzero(xp.diff(rows, prepend=xp.full(1, -1, np.int32)))
-    starts = xp.concatenate([heads, xp.full(1, len(rows), np.int64)]).astype(np.int32)
-    return Groups(rows[heads], starts, bag_of[occurrence], None, slots)
+    xp, n = device.xp, len(row_of)
+    bag_of = device.empty(n, np.int32)
+    scales = device.empty(n, np.float32) if scaled else None
+    device.launch(
+        "group_bags",
+        len(offsets) - 1,
+        tiles=True,
+        offsets=offsets,
+        bags=len(offsets) - 1,
+        weights=weights,
+        pooling=pooling,
+        bag_of=bag_of,
+        coefficients=scales,
+    )
+    with device.active():
+        mine = xp.flatnonzero((row_of >= first_row) & (row_of < first_row + row_count))
+        rows = row_of[mine] - np.int32(first_row)
+        order = xp.argsort(rows, kind="stable")
+        rows, occurrences = rows[order], mine[order]
+        heads = xp.flatnonzero(xp.diff(rows, prepend=xp.full(1, -1, np.int32)))
+        starts = xp.concatenate([heads, xp.full(1, len(rows), np.int64)]).astype(np.int32)
+        coefficients = None if scales is None else scales[occurrences]
+        return Groups(rows[heads], starts, bag_of[occurrences], coefficients, slots)

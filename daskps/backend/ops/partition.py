@@ -42,8 +42,9 @@ def partition(device: Device, *, keys: Array, parts: int, salt: int = OWNER_SALT
     starts = np.zeros(parts + 1, np.int64)
     if not isinstance(device, CpuDevice):
         part = parts_of(device, keys=keys, parts=parts, salt=salt, modulo=modulo)
-        starts[1:] = np.cumsum(device.to_host(device.xp.bincount(part, minlength=parts)))
-        return Partition(device.xp.argsort(part, kind="stable").astype(np.int32), starts)
+        with device.active():
+            starts[1:] = np.cumsum(device.to_host(device.xp.bincount(part, minlength=parts)))
+            return Partition(device.xp.argsort(part, kind="stable").astype(np.int32), starts)
     counts = np.zeros((device.shares(n), parts), np.int32)
     values = {"keys": keys, "n": n, "parts": parts, "salt": salt, "modulo": modulo}
     device.launch("partition_count", n, **values, counts=counts)
