@@ -61,6 +61,7 @@ class Origin:
     header_lines: int = 0
     unit: Literal["line", "row"] = "line"
     columns: tuple[str, ...] = ()  # names of the columns, where the format has them
+    column_unit: Literal["column", "token"] = "column"
 
     def place(self, row: int, reason: int, column: int) -> str:
         """File, line and column of a bad row, and why."""
@@ -69,7 +70,7 @@ class Origin:
         if reason == WRONG_COLUMN_COUNT:
             return f"{words}: {REASONS[reason]}: {column}, the schema wants {len(self.columns)}"
         name = f" ({self.columns[column - 1]})" if 0 < column <= len(self.columns) else ""
-        return f"{words}, column {column}{name}: {REASONS[reason]}"
+        return f"{words}, {self.column_unit} {column}{name}: {REASONS[reason]}"
 
 
 @dataclass(slots=True)

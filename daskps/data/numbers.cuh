@@ -152,6 +152,7 @@ DEVICE uint64_t hash_integer(uint64_t bits, bool is_signed, uint64_t seed) {
 struct Buckets {
     const int64_t* least;  // (count,)
     const uint8_t* small;  // (65536,) the bucket of each small value
+    const uint64_t* keys;  // of all bucketised slots, one behind the other
     int64_t count;
 };
 
