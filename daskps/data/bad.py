@@ -31,6 +31,7 @@ REASONS = {
     8: "a quoted field; write the file without quotes, or as Parquet",
     9: "a missing value",
     10: "a negative example weight",
+    11: "keys and weights differ in number",
 }
 WRONG_COLUMN_COUNT = 1
 CODES = {reason: code for code, reason in REASONS.items()}

@@ -55,7 +55,7 @@ class Delimited:
         """Count the lines of `file`, without its header."""
         return text.index_text(file, header_lines=not self.columns, block_bytes=self.block_bytes)
 
-    def open(self, blocks: FileBlocks) -> text.PlainText | text.CompressedText:
+    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
         """Open an indexed file."""
         return text.open_text(blocks)
 
@@ -115,6 +115,10 @@ class DelimitedParser:
         places = [place[slot.source] for slot in schema.slots]
         self._slots = SlotPlan(schema.slots, places, [slot.missing_key for slot in schema.slots], hash_seed)
         self._dense = np.array([(place[dense.source], dense.missing) for dense in schema.dense], _DENSE)
+
+    def prepare(self, payload: text.TextBlock) -> text.TextBlock:
+        """Text is parsed as it is."""
+        return payload
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
         """One key per slot, and one more for each separator of multi slots in the block."""

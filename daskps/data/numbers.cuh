@@ -19,6 +19,7 @@ enum Reason {
     QUOTED = 8,
     MISSING_VALUE = 9,
     BAD_WEIGHT = 10,
+    UNEVEN_WEIGHTS = 11,
 };
 
 DEVICE bool is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }

@@ -55,7 +55,7 @@ class Tokens:
         """Count the lines of `file`."""
         return text.index_text(file, block_bytes=self.block_bytes)
 
-    def open(self, blocks: FileBlocks) -> text.PlainText | text.CompressedText:
+    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
         """Open an indexed file."""
         return text.open_text(blocks)
 
@@ -92,6 +92,10 @@ class TokenParser:
             "name_ends": np.cumsum([0, *(len(name.encode()) for name in names)]).astype(np.int64),
             "lookup": lookup,
         }
+
+    def prepare(self, payload: text.TextBlock) -> text.TextBlock:
+        """Text is parsed as it is."""
+        return payload
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
         """Every key has a colon."""
