@@ -31,6 +31,7 @@ REASONS = {
     8: "a quoted field; write the file without quotes, or as Parquet",
     9: "a missing value",
     10: "a negative example weight",
+    11: "keys and weights differ in number",
 }
 WRONG_COLUMN_COUNT = 1
 CODES = {reason: code for code, reason in REASONS.items()}
@@ -61,6 +62,7 @@ class Origin:
     header_lines: int = 0
     unit: Literal["line", "row"] = "line"
     columns: tuple[str, ...] = ()  # names of the columns, where the format has them
+    column_unit: Literal["column", "token"] = "column"
 
     def place(self, row: int, reason: int, column: int) -> str:
         """File, line and column of a bad row, and why."""
@@ -69,7 +71,7 @@ class Origin:
         if reason == WRONG_COLUMN_COUNT:
             return f"{words}: {REASONS[reason]}: {column}, the schema wants {len(self.columns)}"
         name = f" ({self.columns[column - 1]})" if 0 < column <= len(self.columns) else ""
-        return f"{words}, column {column}{name}: {REASONS[reason]}"
+        return f"{words}, {self.column_unit} {column}{name}: {REASONS[reason]}"
 
 
 @dataclass(slots=True)

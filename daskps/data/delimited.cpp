@@ -1,19 +1,7 @@
 // Lines of delimited fields (Criteo TSV and its like) to labels, keys and dense features.
 // A line is cut into fields first, then every slot reads its column, so two slots may read one column.
-#include "numbers.cuh"
 #include "scan.cuh"
-
-// What a slot does with its field. daskps/data/delimited.py builds these as structured arrays of the same shape.
-enum Kind { HASHED = 0, RAW = 1, BUCKETS = 2 };
-
-struct SlotPlan {
-    int32_t column;
-    int32_t kind;
-    int32_t missing_key;  // 1: an empty field is a key of its own; 0: it is an empty bag
-    int32_t separator;    // byte between the values of a multi-valued field, or -1
-    uint64_t seed;
-    int64_t bucket_keys;  // where this slot's keys of buckets begin
-};
+#include "slot.cuh"
 
 struct DensePlan {
     int32_t column;
@@ -36,7 +24,6 @@ struct Plan {
     const SlotPlan* slots;
     const DensePlan* dense;
     Buckets buckets;
-    const uint64_t* bucket_keys;
 };
 
 struct Line {
@@ -47,24 +34,6 @@ struct Line {
     const uint8_t* end(int64_t column) const { return text + stops[column + 1]; }
 };
 
-// A bad row: why, and in which column (from 1; 0 is the whole line), packed as daskps/data/bad.py unpacks it.
-DEVICE int32_t status_of(Reason reason, int64_t column) { return (int32_t)reason | (int32_t)(column << 8); }
-
-DEVICE Reason key_of(const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Plan& plan, uint64_t* key) {
-    if (slot.kind == HASHED) {
-        *key = xxh64(p, end - p, slot.seed);
-        return FINE;
-    }
-    if (slot.kind == RAW) {
-        bool negative;
-        return read_integer(p, end, key, &negative);
-    }
-    int64_t value = 0;
-    Reason reason = read_int64(p, end, &value);
-    if (reason == FINE) *key = bucket_key(value, plan.buckets, plan.bucket_keys + slot.bucket_keys, slot.seed);
-    return reason;
-}
-
 // The keys of one field, appended at *keys.
 DEVICE Reason read_slot(
     const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Plan& plan, uint64_t** keys) {
@@ -72,11 +41,11 @@ DEVICE Reason read_slot(
         if (slot.missing_key) *(*keys)++ = xxh64(p, 0, slot.seed);
         return FINE;
     }
-    if (slot.separator < 0) return key_of(p, end, slot, plan, (*keys)++);
+    if (slot.separator < 0) return key_of(p, end, slot, plan.buckets, (*keys)++);
     while (true) {
         const uint8_t* stop = p;
         while (stop < end && *stop != (uint8_t)slot.separator) ++stop;
-        Reason reason = stop == p ? MISSING_VALUE : key_of(p, stop, slot, plan, (*keys)++);
+        Reason reason = stop == p ? MISSING_VALUE : key_of(p, stop, slot, plan.buckets, (*keys)++);
         if (reason != FINE || stop == end) return reason;
         p = stop + 1;
     }
@@ -137,7 +106,7 @@ NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t
        int64_t buckets, const uint64_t* bucket_keys, int64_t key_base, int64_t* stops, float* labels, uint64_t* keys,
        int64_t* ends, float* dense, float* weights, int32_t* status) {
     const Plan plan = {*(const Columns*)columns, (const SlotPlan*)slots, (const DensePlan*)dense_columns,
-                       {least, small, buckets}, bucket_keys};
+                       {least, small, bucket_keys, buckets}};
     Scanner<2> scanner(text, size, skip_lines(text, size, skip), (uint8_t)plan.columns.delimiter, (uint8_t)'\n');
     uint64_t* next = keys;
     const uint64_t* base = keys - key_base;

@@ -17,22 +17,16 @@ from daskps.data import text
 from daskps.data.bad import Origin
 from daskps.data.files import DataFile, list_files
 from daskps.data.index import FileBlocks, Part
-from daskps.data.keys import bucket_bounds, bucket_keys, slot_seed, small_buckets
 from daskps.data.piece import Piece, Shape
 from daskps.data.schema import CRITEO_COLUMNS, Schema
+from daskps.data.slots import SlotPlan
 from daskps.errors import ConfigError, DataError
-from daskps.types import Keys
 
 # The structs of delimited.cpp.
 _COLUMNS = np.dtype(
     [(name, np.int32) for name in "count label example_weight delimiter slots dense refuse_quotes".split()]
 )
-_SLOT = np.dtype(
-    [(name, np.int32) for name in "column kind missing_key separator".split()]
-    + [("seed", np.uint64), ("bucket_keys", np.int64)]
-)
 _DENSE = np.dtype([("column", np.int32), ("missing", np.float32)])
-_HASHED, _RAW, _BUCKETS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +55,7 @@ class Delimited:
         """Count the lines of `file`, without its header."""
         return text.index_text(file, header_lines=not self.columns, block_bytes=self.block_bytes)
 
-    def open(self, blocks: FileBlocks) -> text.PlainText | text.CompressedText:
+    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
         """Open an indexed file."""
         return text.open_text(blocks)
 
@@ -118,18 +112,13 @@ class DelimitedParser:
         slots, dense = len(schema.slots), len(schema.dense)
         head = (len(columns), place[schema.label], weight_column, ord(delimiter), slots, dense, delimiter == ",")
         self._columns = np.array([head], _COLUMNS)
-        self._slots = np.zeros(slots, _SLOT)
-        tables: list[Keys] = []
-        for number, slot in enumerate(schema.slots):
-            seed = slot_seed(hash_seed, slot.name)
-            kind = _BUCKETS if slot.kind == "integer" else _RAW if slot.raw else _HASHED
-            separator = ord(slot.separator) if slot.kind == "multi" else -1
-            bucket_place = sum(len(table) for table in tables)
-            self._slots[number] = (place[slot.source], kind, slot.missing_key, separator, seed, bucket_place)
-            if kind == _BUCKETS:
-                tables.append(bucket_keys(seed))
-        self._bucket_keys = np.concatenate(tables) if tables else np.empty(0, np.uint64)
+        places = [place[slot.source] for slot in schema.slots]
+        self._slots = SlotPlan(schema.slots, places, [slot.missing_key for slot in schema.slots], hash_seed)
         self._dense = np.array([(place[dense.source], dense.missing) for dense in schema.dense], _DENSE)
+
+    def prepare(self, payload: text.TextBlock) -> text.TextBlock:
+        """Text is parsed as it is."""
+        return payload
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
         """One key per slot, and one more for each separator of multi slots in the block."""
@@ -144,12 +133,8 @@ class DelimitedParser:
             skip=part.first,
             rows=part.rows,
             columns=self._columns,
-            slots=self._slots,
             dense_columns=self._dense,
-            least=bucket_bounds(),
-            small=small_buckets(),
-            buckets=len(bucket_bounds()),
-            bucket_keys=self._bucket_keys,
+            **self._slots.arguments,
             key_base=out.key_base,
             stops=np.empty(len(self.columns) + 1, np.int64),
             labels=out.labels,

@@ -42,11 +42,12 @@ def _describe(fs: Any, path: str) -> DataFile:
     info = fs.info(path)
     marks = ("ETag", "etag", "mtime", "LastModified", "created")
     version = next((str(info[name]) for name in marks if info.get(name)), "")
-    url = path if _local(fs) else fs.unstrip_protocol(path)
+    url = path if is_local(fs) else fs.unstrip_protocol(path)
     return DataFile(url, int(info["size"]), version)
 
 
-def _local(fs: Any) -> bool:
+def is_local(fs: Any) -> bool:
+    """Whether paths of `fs` are paths of this machine."""
     protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
     return protocol in ("file", "local")
 
@@ -83,7 +84,7 @@ def read_range(file: DataFile, start: int, stop: int) -> Bytes:
     """Bytes [start, stop) of a plain file, padded."""
     out = padded(stop - start)
     fs, path = fsspec.core.url_to_fs(file.url)
-    if not _local(fs):
+    if not is_local(fs):
         got = fs.cat_file(path, start=start, end=stop)
         out[: len(got)] = np.frombuffer(got, np.uint8)
         filled = len(got)
@@ -114,7 +115,7 @@ class Stream:
         self.file = file
         self.position = 0  # in the plain bytes
         fs, path = fsspec.core.url_to_fs(file.url)
-        self._raw = pa.OSFile(path, "rb") if _local(fs) else pa.PythonFile(fs.open(path, "rb"), mode="r")
+        self._raw = pa.OSFile(path, "rb") if is_local(fs) else pa.PythonFile(fs.open(path, "rb"), mode="r")
         self._plain = pa.CompressedInputStream(self._raw, file.compression) if file.compression else self._raw
 
     def read_into(self, out: Bytes) -> int:

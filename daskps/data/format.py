@@ -1,7 +1,7 @@
 """What a format must do, and nothing else: list and index its files, fetch blocks of rows, parse parts of a block.
 
 Formats are frozen, small values that travel in a job; what is open belongs to `BlockFile`. A payload is whatever
-`fetch` returns and `parse` takes: padded text, an Arrow table.
+`fetch` returns, `prepare` improves and `parse` takes: padded text, the columns of a table.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class Parser(Protocol):
     def task_rows(self) -> int:
         """The most rows that one thread should take at once."""
 
+    def prepare(self, payload: Any) -> Any:
+        """What can be done once for a block, in the background."""
+
     def most_keys(self, payload: Any, part: Part) -> int:
         """No fewer than the keys that the rows of `part` give."""
 
@@ -59,8 +62,8 @@ class Format(Protocol):
     def index(self, file: DataFile) -> FileBlocks:
         """Count the rows of `file`, block by block."""
 
-    def open(self, blocks: FileBlocks) -> BlockFile:
-        """Open an indexed file."""
+    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> BlockFile:
+        """Open an indexed file of which `columns` will be needed."""
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> Parser:
         """Resolve the schema against the files' columns; a schema that does not fit is refused here."""

@@ -19,6 +19,7 @@ enum Reason {
     QUOTED = 8,
     MISSING_VALUE = 9,
     BAD_WEIGHT = 10,
+    UNEVEN_WEIGHTS = 11,
 };
 
 DEVICE bool is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }
@@ -152,6 +153,7 @@ DEVICE uint64_t hash_integer(uint64_t bits, bool is_signed, uint64_t seed) {
 struct Buckets {
     const int64_t* least;  // (count,)
     const uint8_t* small;  // (65536,) the bucket of each small value
+    const uint64_t* keys;  // of all bucketised slots, one behind the other
     int64_t count;
 };
 

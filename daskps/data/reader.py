@@ -49,6 +49,7 @@ class Reader:
         index: RowIndex,
         format: Format,
         parser: Parser,
+        columns: Sequence[str],
         pool: ComputePool,
         order: Order,
         steps: Steps | None,
@@ -57,7 +58,7 @@ class Reader:
         self.index, self.order, self.steps = index, order, steps
         self.rows = index.rows * order.epochs
         self.bad_rows = BadRows(policy, index.rows)
-        self._format, self._parser, self._pool = format, parser, pool
+        self._format, self._parser, self._columns, self._pool = format, parser, columns, pool
         self._files: dict[int, BlockFile] = {}
         threads = format.fetch_threads([blocks.file for blocks in index.files])
         self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, BLOCKS_AHEAD, threads)
@@ -180,8 +181,8 @@ class Reader:
         if opened is None:
             for old in [number for number in self._files if abs(number - file) > 1]:
                 self._files.pop(old).close()
-            opened = self._files.setdefault(file, self._format.open(self.index.files[file]))
-        return opened.fetch(block)
+            opened = self._files.setdefault(file, self._format.open(self.index.files[file], self._columns))
+        return self._parser.prepare(opened.fetch(block))
 
     def close(self) -> None:
         """Stop fetching and let go of the files."""

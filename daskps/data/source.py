@@ -49,8 +49,9 @@ class Source:
 
     def open(self, index: RowIndex, pool: ComputePool, order: Order = IN_ORDER, steps: Steps | None = None) -> Reader:
         """A reader of the global order; `steps` is needed for `read_steps` only."""
-        parser = self.format.parser(self.schema, self.hash_seed, [blocks.file for blocks in index.files])
-        return Reader(index, self.format, parser, pool, order, steps, self.bad_rows)
+        files = sorted(index.files, key=lambda blocks: blocks.rows == 0)[:1]  # `index` has checked them all
+        parser = self.format.parser(self.schema, self.hash_seed, [blocks.file for blocks in files])
+        return Reader(index, self.format, parser, self.schema.columns, pool, order, steps, self.bad_rows)
 
 
 def _cached(cache_url: str) -> dict[DataFile, FileBlocks]:

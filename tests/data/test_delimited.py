@@ -4,18 +4,17 @@ from pathlib import Path
 
 import pytest
 from criteo_rows import criteo_text
+from file_checks import check
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from text_twins import BadLineError, Row, delimited_row, expect, lines_of
+from text_twins import BadLineError, Row, delimited_row, lines_of
 
 from daskps.backend.pool import ComputePool
-from daskps.data.bad import REASONS, BadRowPolicy
 from daskps.data.delimited import Delimited, criteo
 from daskps.data.schema import CRITEO_COLUMNS, Dense, Schema, Slot, criteo_schema
 from daskps.data.source import Source
 from daskps.errors import ConfigError, DataError
 
-LENIENT = BadRowPolicy("lenient", max_share=1.0)
 EVERY_KIND = Schema(
     slots=(
         Slot("user", "u", missing="none"),
@@ -40,29 +39,6 @@ def twin_rows(text: bytes, schema: Schema, columns: list[str], delimiter: bytes,
         except BadLineError as bad:
             rows.append(bad)
     return rows
-
-
-def check(path: Path, text: bytes, source: Source, rows: list[Row | BadLineError], pool: ComputePool) -> None:
-    """Lenient reading gives the twin's rows; strict reading stops at the twin's first bad line, column and reason."""
-    path.write_bytes(text)
-    index = source.index()
-    assert index.rows == len(rows)
-    lenient = Source(source.urls, source.format, source.schema, source.hash_seed, LENIENT)
-    with lenient.open(index, pool) as reader:
-        expect(reader.read(0, len(rows)), [None if isinstance(row, BadLineError) else row for row in rows])
-        assert reader.bad_rows.bad == sum(isinstance(row, BadLineError) for row in rows)
-    first = next((number for number, row in enumerate(rows) if isinstance(row, BadLineError)), None)
-    with source.open(index, pool) as reader:
-        if first is None:
-            expect(reader.read(0, len(rows)), rows)
-            return
-        with pytest.raises(DataError) as caught:
-            reader.read(0, len(rows))
-    reason, column = rows[first].args
-    words = str(caught.value)
-    assert f"{path}, line {first + 1}" in words
-    assert REASONS[reason] in words
-    assert f": {column}, the schema" in words if reason == 1 else f"column {column} (" in words
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])

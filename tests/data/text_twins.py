@@ -131,7 +131,7 @@ def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: by
     return Row(label, bags, [[1.0] * len(bag) for bag in bags], dense, weight)
 
 
-def expect(batch: Batch, rows: list[Row | None], weighted: bool = False) -> None:
+def expect(batch: Batch, rows: list[Row | None]) -> None:
     """`batch` holds exactly `rows`; None stands for a skipped one: no keys, label 0, weight 0."""
     assert batch.examples == len(rows)
     assert batch.offsets[0] == 0
@@ -148,6 +148,37 @@ def expect(batch: Batch, rows: list[Row | None], weighted: bool = False) -> None
         assert weights[number_] == np.float32(row.example_weight)
         if row.dense:
             np.testing.assert_array_equal(batch.dense[number_], np.array(row.dense, np.float32))
-        if weighted:
+        if batch.weights is not None:
             found_weights = [batch.weights[a:b].tolist() for a, b in itertools.pairwise(bags)]
             assert found_weights == row.weights
+
+
+def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, hash_seed: int) -> Row:
+    """One line of libsvm, libffm or multi-slot text."""
+    tokens = [token for token in re.split(rb"[ \t]", line) if token]
+    if not tokens:
+        raise BadLineError(LABEL, 1)
+    label = label_of(tokens[0], style != "slots", 1)
+    places = {slot.source.encode(): at for at, slot in enumerate(schema.slots)}
+    bags: list[list[int]] = [[] for _ in schema.slots]
+    weights: list[list[float]] = [[] for _ in schema.slots]
+    for column, token in enumerate(tokens[1:], start=2):
+        parts = token.split(b":")
+        if len(parts) not in {"libsvm": (2,), "libffm": (3,), "slots": (2, 3)}[style]:
+            raise BadLineError(TOKEN, column)
+        at = 0 if style == "libsvm" else places.get(parts.pop(0))
+        if at is None and not ignore_unknown:
+            raise BadLineError(UNKNOWN, column)
+        if not parts[0]:
+            raise BadLineError(TOKEN, column)
+        if style != "slots" and not re.fullmatch(rb"[0-9]+", parts[0]):
+            raise BadLineError(NOT_INTEGER, column)
+        weight = number(parts[1], column) if len(parts) > 1 else np.float32(1)
+        if at is not None:
+            bags[at].append(key(parts[0], schema.slots[at], hash_seed, column))
+            weights[at].append(float(weight))
+    for at, slot in enumerate(schema.slots):
+        if not bags[at] and slot.missing == "key":
+            bags[at] = [xxhash.xxh64_intdigest(b"", seed_of(slot, hash_seed))]
+            weights[at] = [1.0]
+    return Row(label, bags, weights, [])
