@@ -56,7 +56,6 @@ class Flight:
     sets: list[WorkingSet] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     tables: list[HbmTable] = field(default_factory=list)
-    dense_state: dict[str, Any] | None = None  # captured at the batch's end if a snapshot is wanted
     times: list[tuple[str, float, float, float]] = field(default_factory=list)  # stage, start, end, seconds waited
 
     @property

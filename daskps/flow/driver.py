@@ -195,8 +195,8 @@ class Driver:
 
     def _snapshot_at_rest(self) -> None:
         name = self._name(self._batch)
-        if self._progress.snapshot == name or self._batch < 0:
-            return
+        if self._progress.snapshot == name or self._batch == self._opened.batch:
+            return  # nothing was trained since the last one
         receipts = self._control("prepare", name, self._batch)
         self._publish(name, self._batch, self._step, receipts)
         self._on_progress(self._progress)

@@ -102,6 +102,7 @@ class OpenNode:
         )
         self.dedup_scratch = Workspace(self.devices[0])
         self.previous: list[HbmTable] = []
+        self._captured: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}  # dense state of snapshots on their way
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -209,14 +210,16 @@ class OpenNode:
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def capture(self) -> dict[str, Any]:
-        """Dense network and metrics as they are between two batches."""
-        arrays = {f"dense/{name}": value for name, value in self.networks[0].export().items()}
-        return arrays | {f"metrics/{name}": value for name, value in self.metrics.state().items()}
+    def capture(self, name: str) -> None:
+        """Keep the dense network and the metrics as they are now, between two batches, for snapshot `name`."""
+        arrays = {f"dense/{key}": value for key, value in self.networks[0].export().items()}
+        arrays |= {f"metrics/{key}": value for key, value in self.metrics.state().items()}
+        self._captured[name] = (arrays, self.metrics_summary())
 
-    def prepare(self, name: str, batch: int, dense_state: dict[str, Any] | None = None) -> dict[str, Any]:
+    def prepare(self, name: str, batch: int) -> dict[str, Any]:
         """Have every partition of this node hold all pushes up to `batch`; what each says of it."""
-        self._captured = dense_state or self.capture()
+        if name not in self._captured:
+            self.capture(name)
         receipts = {}
         for table in self.tables:
             with table.lock:
@@ -227,8 +230,9 @@ class OpenNode:
     def publish(self, name: str, batch: int, position: int, receipts: dict[str, Any]) -> tuple[str, ...]:
         """Make the prepared snapshot the last one; the names of those to keep."""
         settings = {"result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
-        draft = Draft(batch, position, self.job.cluster.partitions, settings, {}, self.metrics_summary())
-        self.epoch.publish(draft, self._captured, receipts)
+        arrays, metrics = self._captured.pop(name)
+        draft = Draft(batch, position, self.job.cluster.partitions, settings, {}, metrics)
+        self.epoch.publish(draft, arrays, receipts)
         self.epoch.keep(self.job.train.keep_snapshots)
         return self.directory.state().live
 

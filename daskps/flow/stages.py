@@ -105,7 +105,7 @@ def train(node: OpenNode, token: Token) -> tuple[None, float]:
     node.trainer.train(flight)
     node.previous = flight.tables
     if token.snapshot:
-        flight.dense_state = node.capture()
+        node.capture(token.snapshot)
     return None, waited
 
 
@@ -132,7 +132,7 @@ STAGES: dict[str, Callable[[OpenNode, Token], tuple[Any, float]]] = {
 
 def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> BatchReport:
     receipts = (
-        node.prepare(flight.token.snapshot, flight.token.batch, flight.dense_state) if flight.token.snapshot else {}
+        node.prepare(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
     )
     times = [*flight.times, ("push", started, time.time(), waited)]
     return BatchReport(
