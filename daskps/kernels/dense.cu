@@ -7,10 +7,29 @@
 #else
 #define COLUMNS 1  // neighbouring threads take neighbouring columns
 #endif
+#define ROWS 32  // summed in float before they are rounded; decides the bits
 #define CHUNK 1024
+// A run of ROWS rows gives one addend of a bias' sum; 2^15 of them, 2^20 examples, less than 2^47 each cannot overflow.
+#define RUN_LIMIT 140737488355328.0
 
-// Both layer kernels take runs of columns, so that sums over rows stay in registers.
-#define FOR_COLUMNS(tile, columns) FOR_ITEMS(tile, ((columns) + COLUMNS - 1) / COLUMNS)
+// Layer kernels cut (rows, columns) into runs of rows by runs of columns.
+struct Cut {
+    int64_t row, row_end, column;
+    int width;
+};
+
+DEVICE int64_t column_runs(int64_t columns) { return (columns + COLUMNS - 1) / COLUMNS; }
+
+DEVICE int64_t runs(int64_t rows, int64_t columns) { return (rows + ROWS - 1) / ROWS * column_runs(columns); }
+
+DEVICE Cut cut(int64_t run, int64_t rows, int64_t columns) {
+    Cut c;
+    c.row = run / column_runs(columns) * ROWS;
+    c.row_end = c.row + ROWS < rows ? c.row + ROWS : rows;
+    c.column = run % column_runs(columns) * COLUMNS;
+    c.width = columns - c.column < COLUMNS ? (int)(columns - c.column) : COLUMNS;
+    return c;
+}
 
 DEVICE void bias_relu_row(const float* __restrict__ bias, float* __restrict__ value, int width) {
     for (int c = 0; c < width; ++c) {
@@ -21,20 +40,20 @@ DEVICE void bias_relu_row(const float* __restrict__ bias, float* __restrict__ va
 
 // values (rows, columns) = max(values + bias, 0)
 KERNEL(bias_relu, const float* bias, int64_t rows, int64_t columns, float* values) {
-    FOR_COLUMNS(tile, columns) {
-        const int64_t first = tile * COLUMNS;
-        const int width = columns - first < COLUMNS ? (int)(columns - first) : COLUMNS;
-        for (int64_t row = 0; row < rows; ++row) {
-            float* value = values + row * columns + first;
-            if (width == COLUMNS)
-                bias_relu_row(bias + first, value, COLUMNS);
+    FOR_ITEMS(run, runs(rows, columns)) {
+        const Cut at = cut(run, rows, columns);
+        for (int64_t row = at.row; row < at.row_end; ++row) {
+            float* value = values + row * columns + at.column;
+            if (at.width == COLUMNS)  // a width that the compiler knows
+                bias_relu_row(bias + at.column, value, COLUMNS);
             else
-                bias_relu_row(bias + first, value, width);
+                bias_relu_row(bias + at.column, value, at.width);
         }
     }
 }
 
-DEVICE void relu_backward_row(const float* __restrict__ a, float* __restrict__ g, float* __restrict__ total, int width) {
+DEVICE void relu_backward_row(const float* __restrict__ a, float* __restrict__ g, float* __restrict__ total,
+                              int width) {
     for (int c = 0; c < width; ++c) {
         const float kept = a[c] > 0.0f ? g[c] : 0.0f;
         g[c] = kept;
@@ -42,34 +61,41 @@ DEVICE void relu_backward_row(const float* __restrict__ a, float* __restrict__ g
     }
 }
 
-// gradients (rows, columns) become 0 where the activation is 0; bias_gradients (columns,) are their sums over the rows.
-KERNEL(relu_backward, const float* activations, int64_t rows, int64_t columns, float* gradients, float* bias_gradients) {
-    FOR_COLUMNS(tile, columns) {
-        const int64_t first = tile * COLUMNS;
-        const int width = columns - first < COLUMNS ? (int)(columns - first) : COLUMNS;
+DEVICE void add_run(double total, int64_t* sum, int32_t* flag) {
+    const double x = total * GRADIENT_ONE;
+    if (!(x < RUN_LIMIT && x > -RUN_LIMIT)) ATOMIC_OR(flag, 1);
+    add_fixed_to(sum, x);
+}
+
+// gradients (rows, columns) become 0 where the activation is 0; sums (columns,) += their sums over the rows.
+KERNEL(relu_backward, const float* activations, int64_t rows, int64_t columns, float* gradients, int64_t* sums,
+       int32_t* flag) {
+    FOR_ITEMS(run, runs(rows, columns)) {
+        const Cut at = cut(run, rows, columns);
         float total[COLUMNS] = {};
-        for (int64_t row = 0; row < rows; ++row) {
-            const float* a = activations + row * columns + first;
-            float* g = gradients + row * columns + first;
-            if (width == COLUMNS)
+        for (int64_t row = at.row; row < at.row_end; ++row) {
+            const float* a = activations + row * columns + at.column;
+            float* g = gradients + row * columns + at.column;
+            if (at.width == COLUMNS)
                 relu_backward_row(a, g, total, COLUMNS);
             else
-                relu_backward_row(a, g, total, width);
+                relu_backward_row(a, g, total, at.width);
         }
-        for (int c = 0; c < width; ++c) bias_gradients[first + c] = total[c];
+        for (int c = 0; c < at.width; ++c) add_run(total[c], sums + at.column + c, flag);
     }
 }
 
-// total (1,) = the sum of n values in order: the gradient of the logit's bias. One item, because a block is short.
-KERNEL(sum_in_order, const float* values, int64_t n, float* total) {
-    FOR_ITEMS(item, 1) {
-        double sum = 0.0;
-        for (int64_t i = 0; i < n; ++i) sum += values[i];
-        total[item] = (float)sum;
+// sums (1,) += the sum of n gradients of logits: the gradient of the logit's bias.
+KERNEL(add_total, const float* gradients, int64_t n, int64_t* sums, int32_t* flag) {
+    FOR_ITEMS(run, (n + ROWS - 1) / ROWS) {
+        const int64_t end = (run + 1) * ROWS < n ? (run + 1) * ROWS : n;
+        float total = 0.0f;
+        for (int64_t i = run * ROWS; i < end; ++i) total += gradients[i];
+        add_run(total, sums, flag);
     }
 }
 
-// sums (n,) += gradients (n,) of one block, rounded to units of 1 / GRADIENT_ONE
+// sums (n,) += gradients (n,) of a block's weights, rounded to units of 1 / GRADIENT_ONE
 KERNEL(add_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* flag) {
     int32_t wrong = 0;
     FOR_ITEMS(i, n) {

@@ -13,3 +13,12 @@
 DEVICE bool fits_fixed(double x) { return (x < FIXED_LIMIT) & (x > -FIXED_LIMIT); }  // false for NaN too
 
 DEVICE int64_t fixed(double x) { return (int64_t)(DOUBLE_BITS(x + FIXED_MAGIC) - FIXED_MAGIC_BITS); }
+
+// Adds one addend of a sum; several threads of a GPU may add to the same one, on the CPU each thread has its own sums.
+DEVICE void add_fixed_to(int64_t* sum, double x) {
+#if ON_CPU
+    *sum += fixed(x);
+#else
+    atomicAdd((unsigned long long*)sum, (unsigned long long)fixed(x));
+#endif
+}

@@ -3,18 +3,24 @@
 // With D = 1 it is a logistic regression. Sums run over the slots in order, so bits do not depend on the CPU.
 #include "dialect.cuh"
 
+#if ON_CPU
+#define ONE_BY_ONE _Pragma("GCC unroll 1")  // once unrolled, a loop of 16 is no longer vectorised: 4 times slower
+#else
+#define ONE_BY_ONE _Pragma("unroll")  // else the sums would not be in registers
+#endif
+
 // totals (n, D) and squares (n, D) += the sums over the slots of one table. pooled (n, slots * D)
 template <int FIXED> DEVICE void sum_slots(const float* pooled, int64_t slots, int64_t width, float* total, float* square) {
     const int64_t D = FIXED ? FIXED : width;
     for (int64_t s = 0; s < slots; ++s)
-        for (int64_t d = 0; d < D; ++d) {
+        ONE_BY_ONE for (int64_t d = 0; d < D; ++d) {
             const float v = pooled[s * D + d];
             total[d] += v;
             square[d] += v * v;
         }
 }
 
-// The sums of one example live in registers where the dimension is a usual one: 4 times the speed.
+// The sums of one example live in registers where the dimension is a usual one: 3 times the speed.
 template <int FIXED> DEVICE void sum_slots_in_registers(const float* pooled, int64_t slots, float* total, float* square) {
     float t[FIXED], q[FIXED];
     for (int d = 0; d < FIXED; ++d) t[d] = total[d], q[d] = square[d];
@@ -30,8 +36,11 @@ KERNEL(fm_sums, const float* pooled, int64_t n, int64_t slots, int64_t width, fl
         switch (width) {
             case 1: sum_slots_in_registers<1>(row, slots, total, square); break;
             case 5: sum_slots_in_registers<5>(row, slots, total, square); break;
+            case 8: sum_slots_in_registers<8>(row, slots, total, square); break;
             case 9: sum_slots_in_registers<9>(row, slots, total, square); break;
+            case 16: sum_slots_in_registers<16>(row, slots, total, square); break;
             case 17: sum_slots_in_registers<17>(row, slots, total, square); break;
+            case 33: sum_slots_in_registers<33>(row, slots, total, square); break;
             default: sum_slots<0>(row, slots, width, total, square);
         }
     }

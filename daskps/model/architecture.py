@@ -133,8 +133,8 @@ class Architecture:
         return tuple(Parameter(name, shape, start) for (name, shape), start in zip(shapes, starts, strict=False))
 
     def named(self, flat: Any) -> dict[str, Any]:
-        """Views of a flat array (P,) by parameter's name, in the parameters' shapes."""
-        return {p.name: flat[p.place].reshape(p.shape) for p in self.parameters}
+        """Views of a flat array by parameter's name, in the parameters' shapes: all (P,), or the weights alone."""
+        return {p.name: flat[p.place].reshape(p.shape) for p in self.parameters if p.start < len(flat)}
 
     @functools.cached_property
     def size(self) -> int:

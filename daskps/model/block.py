@@ -52,7 +52,9 @@ class Block:
         architecture: Architecture,
         engine: Engine,
         parameters: Mapping[str, Any],
-        gradients: Mapping[str, Any],  # of the parameters; written
+        gradients: Mapping[str, Any],  # of the weights; written
+        sums: Mapping[str, Any],  # of the parameters, int64; the biases' are added to
+        flag: Any,  # raised where that failed
         arrays: Mapping[str, Any],  # of array_shapes(), cut to `rows`
         rows: int,
     ) -> None:
@@ -64,26 +66,24 @@ class Block:
         self._active = [arrays[f"active{i}"] for i in layers]  # (n, hidden[i]) after each ReLU
         self._slopes = [arrays[f"slope{i}"] for i in layers]  # (n, hidden[i]) gradient before each ReLU
         self._relu = [self._bind_relu(i) for i in layers]
-        self._relu_backward = [self._bind_relu_backward(i) for i in layers]
-        self._sum_slope = engine.bind("sum_in_order", 1, values=self.slope, n=rows, total=gradients["bias"])
+        self._relu_backward = [self._bind_relu_backward(i, sums[f"hidden{i}.bias"], flag) for i in layers]
+        self._add_slope = engine.bind("add_total", rows, gradients=self.slope, n=rows, sums=sums["bias"], flag=flag)
 
     def _bind_relu(self, i: int) -> Callable[[], None]:
-        columns = self._shape.hidden[i]
+        columns, values = self._shape.hidden[i], self._active[i]
         bias = self._parameters[f"hidden{i}.bias"]
-        return self._engine.bind(
-            "bias_relu", columns, bias=bias, rows=self.rows, columns=columns, values=self._active[i]
-        )
+        return self._engine.bind("bias_relu", values.size, bias=bias, rows=self.rows, columns=columns, values=values)
 
-    def _bind_relu_backward(self, i: int) -> Callable[[], None]:
-        columns = self._shape.hidden[i]
+    def _bind_relu_backward(self, i: int, sums: Any, flag: Any) -> Callable[[], None]:
         return self._engine.bind(
             "relu_backward",
-            columns,
+            self._active[i].size,
             activations=self._active[i],
             rows=self.rows,
-            columns=columns,
+            columns=self._shape.hidden[i],
             gradients=self._slopes[i],
-            bias_gradients=self._gradients[f"hidden{i}.bias"],
+            sums=sums,
+            flag=flag,
         )
 
     def forward(self, inputs: Inputs, logits: Any) -> None:
@@ -95,8 +95,8 @@ class Block:
             self._forward_factors(inputs, logits)
 
     def backward_parameters(self, inputs: Inputs) -> None:
-        """Write every parameter's gradient, from `slope`."""
-        self._sum_slope()
+        """Write every weight's gradient, from `slope`, and add every bias' to its sum."""
+        self._add_slope()
         if self._shape.layered:
             self._backward_layers(inputs)
         if self._shape.factored and inputs.dense is not None:

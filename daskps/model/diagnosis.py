@@ -1,7 +1,7 @@
 """Why a step's loss or gradient could not be summed: the first cause, in words.
 
-In: what a step took, and which sums failed. Out: one message that names the example and the slot, the dense feature or
-the parameter to look at. Runs only after something went wrong, so it takes its time.
+In: what a step took, as NumPy arrays, and which sums failed. Out: one message that names the example and the slot, the
+dense feature or the parameter to look at. Runs only after something went wrong, so it takes its time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ GRADIENT_LIMIT = 2**15  # of one parameter, summed over one block: kernels/dense
 EXAMPLE_LIMIT = 2**13  # weight, and weighted loss, of one example: kernels/loss.cu
 
 
-def _host(array: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(array.get() if hasattr(array, "get") else array)
-
-
 def _first_bad(array: Any) -> tuple[int, int] | None:
     """Row and column of the first value that is not finite."""
-    places = np.argwhere(~np.isfinite(_host(array)))
+    places = np.argwhere(~np.isfinite(array))
     return (int(places[0][0]), int(places[0][1])) if len(places) else None
 
 
@@ -32,20 +28,20 @@ def _bad_input(architecture: Architecture, pooled: Sequence[Any], dense: Any, fi
         place = _first_bad(array)
         if place:
             slot, at = divmod(place[1], architecture.tables[table][1])
-            value = _host(array)[place]
+            value = array[place]
             return f"slot {slot} of table {table} pools to {value} at dimension {at} in example {first + place[0]}"
     place = None if dense is None else _first_bad(dense)
     if place:
-        return f"dense feature {place[1]} is {_host(dense)[place]} in example {first + place[0]}"
+        return f"dense feature {place[1]} is {dense[place]} in example {first + place[0]}"
     return None
 
 
 def _bad_example(labels: Any, example_weights: Any, first: int) -> str | None:
-    label = ~np.isfinite(_host(labels))
+    label = ~np.isfinite(labels)
     if label.any():
         at = int(np.argmax(label))
-        return f"the label of example {first + at} is {_host(labels)[at]}"
-    weights = np.zeros(0) if example_weights is None else _host(example_weights)
+        return f"the label of example {first + at} is {labels[at]}"
+    weights = np.zeros(0) if example_weights is None else example_weights
     wrong = ~((weights >= 0) & (weights < EXAMPLE_LIMIT))
     if wrong.any():
         at = int(np.argmax(wrong))
@@ -67,9 +63,9 @@ def explain(
     """The message; `first` is the number of the part's first example in its step."""
     what = f"a loss is not finite or beyond {EXAMPLE_LIMIT}"
     if gradients is not None:
-        names = [name for name, array in gradients.items() if not (np.abs(_host(array)) < GRADIENT_LIMIT).all()]
+        names = [name for name, array in gradients.items() if not (np.abs(array) < GRADIENT_LIMIT).all()]
         what = f"the gradient of {' and '.join(names) or 'a parameter'} is not finite or beyond {GRADIENT_LIMIT}"
-    bad = next((name for name, array in parameters.items() if not np.isfinite(_host(array)).all()), None)
+    bad = next((name for name, array in parameters.items() if not np.isfinite(array).all()), None)
     cause = (
         (f"parameter {bad} is not finite" if bad else None)
         or _bad_input(architecture, pooled, dense, first)

@@ -10,10 +10,11 @@ of threads, devices and nodes.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from daskps.model.engine import Engine
 from daskps.model.initial import initial_parameters
 from daskps.model.optimizer import EXAMPLE_ONE, DenseOptimizer, update
 from daskps.model.workspace import Workspace
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,17 @@ def step_weight(sums: Any) -> float:
     return int(sums[-1]) / EXAMPLE_ONE
 
 
+def _on_device(method: Callable[Concatenate[Network, P], T]) -> Callable[Concatenate[Network, P], T]:
+    """The method, run where its network's arrays are."""
+
+    @functools.wraps(method)
+    def run(network: Network, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with network.engine.active():
+            return method(network, *args, **kwargs)
+
+    return run
+
+
 class Network:
     """Parameters and optimizer state of one replica. `step` and `predict` may run in several threads at once."""
 
@@ -65,12 +80,14 @@ class Network:
         hold_to_one_thread()
         self.architecture = architecture
         self.engine = engine
-        self.flat = engine.xp.asarray(flat)  # (P,) float32
+        with engine.active():
+            self.flat = engine.xp.asarray(flat)  # (P,) float32
         self.parameters = architecture.named(self.flat)
         self.state: dict[str, Any] = {}  # the optimizer's arrays, (P,) each
         self.steps = 0  # optimizer steps so far
         self._spaces: deque[Workspace] = deque()
 
+    @_on_device
     def step(
         self,
         *,
@@ -116,14 +133,15 @@ class Network:
         spaces = self._run(n, block)
         failed = next((space for space in spaces if bool(space.flags.any())), None)
         if failed is not None:
+            host = self.engine.to_host
             message = explain(
                 self.architecture,
-                self.parameters,
-                gradients=None if failed.loss_flag[0] else failed.gradients,
-                pooled=pooled,
-                dense=dense,
-                labels=labels,
-                example_weights=example_weights,
+                {name: host(array) for name, array in self.parameters.items()},
+                gradients=None if failed.loss_flag[0] else {k: host(v) for k, v in failed.gradients.items()},
+                pooled=[host(array) for array in pooled],
+                dense=None if dense is None else host(dense),
+                labels=host(labels),
+                example_weights=None if example_weights is None else host(example_weights),
                 first=first_block * self.architecture.block_examples,
             )
             raise NonFiniteError(message)
@@ -135,6 +153,7 @@ class Network:
         sums[size + 1] = weights.sum()
         return StepResult(logits, probabilities, gradients, sums)
 
+    @_on_device
     def predict(self, *, pooled: Sequence[Any], dense: Any = None) -> Any:
         """Logits (n,), by the same blocks and with the same bits as `step`."""
         n = len(pooled[0] if pooled else dense)
@@ -150,12 +169,14 @@ class Network:
         self._spaces.extend(self._run(n, block))
         return logits
 
+    @_on_device
     def probabilities(self, logits: Any) -> Any:
         """The sigmoid of logits (n,), with the same bits as in `step`."""
         out = self.engine.xp.empty_like(logits)
         self.engine.launch("sigmoid_of", len(logits), logits=logits, n=len(logits), probabilities=out)
         return out
 
+    @_on_device
     def apply(self, sums: Any, optimizer: DenseOptimizer) -> None:
         """One optimizer step with the merged sums of a whole step; a step without weight changes nothing."""
         if len(sums) != self.architecture.size + 2:
@@ -190,23 +211,25 @@ class Network:
         """Parameters, optimizer state and step count as plain NumPy arrays by name, for a snapshot or an .npz file."""
         arrays = {"steps": np.array(self.steps, np.int64)}
         for prefix, flat in [("", self.flat), *((f"{name}/", array) for name, array in self.state.items())]:
-            host = flat.get() if hasattr(flat, "get") else flat
+            host = self.engine.to_host(flat)
             for p in self.architecture.parameters:
                 arrays[prefix + p.name] = host[p.place].reshape(p.shape).copy()
         return arrays
 
+    @_on_device
     def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Take over what `export` gave; names and shapes must be this network's."""
         state_names = list(dict.fromkeys(name.split("/")[0] for name in arrays if "/" in name))
         prefixes = ["", *(f"{name}/" for name in state_names)]
         wanted = {f"{prefix}{p.name}": p.shape for prefix in prefixes for p in self.architecture.parameters}
         wrong = sorted({*wanted, "steps"} ^ set(arrays))
-        wrong += [f"{name} {arrays[name].shape}" for name in arrays if arrays[name].shape != wanted.get(name, ())]
+        wrong += [f"{name} {a.shape}" for name, a in arrays.items() if a.shape != wanted.get(name, ())]
+        wrong += [f"{name} {arrays[name].dtype}" for name in wanted.keys() & arrays if arrays[name].dtype != np.float32]
         if wrong:
             shape = self.architecture
             raise ConfigError(
                 f"these arrays are not of a {shape.kind} network with tables {shape.tables}, {shape.dense_features} "
-                f"dense features and hidden layers {shape.hidden}; missing, unknown or of another shape: {wrong}"
+                f"dense features and hidden layers {shape.hidden}; missing, unknown, of another shape or type: {wrong}"
             )
         xp = self.engine.xp
         flats = [
@@ -262,6 +285,8 @@ class Network:
                     f"{name} must be a C-contiguous float32 array of shape {wanted}, "
                     f"got {array.dtype} of shape {array.shape} with strides {array.strides}"
                 )
+        if labels is None:
+            return  # a prediction has no sums
         blocks = first_block - (-n // shape.block_examples)
         if blocks > MAX_BLOCKS or blocks * shape.block_examples > MAX_STEP_EXAMPLES:
             raise ArgumentError(

@@ -18,7 +18,7 @@ from daskps.model.engine import Engine
 def workspace_bytes(architecture: Architecture) -> int:
     """Bytes of one thread's arrays, for budgets."""
     floats = sum(math.prod(shape) for shape in array_shapes(architecture).values())
-    return 4 * floats + (4 + 8) * architecture.size
+    return 4 * floats + 4 * architecture.decayed + 8 * architecture.size
 
 
 class Workspace:
@@ -28,12 +28,15 @@ class Workspace:
         xp, size = engine.xp, architecture.size
         self._shape, self._engine, self._parameters = architecture, engine, parameters
         self._arrays = {name: xp.empty(shape, xp.float32) for name, shape in array_shapes(architecture).items()}
-        flat = xp.zeros(size, xp.float32)
+        weights = architecture.decayed  # their gradients are products of a block; biases are summed by the kernels
+        flat = xp.zeros(weights, xp.float32)
         self.gradients = architecture.named(flat)  # of the last block
         self.sums = xp.zeros(size, xp.int64)  # of all blocks since `begin`
         self.flags = xp.zeros(2, xp.int32)  # 1 where something could not be summed: a gradient; a loss or a weight
         self.loss_flag = self.flags[1:]
-        self._add = engine.bind("add_fixed", size, gradients=flat, n=size, sums=self.sums, flag=self.flags[:1])
+        self._add = engine.bind(
+            "add_fixed", weights, gradients=flat, n=weights, sums=self.sums[:weights], flag=self.flags[:1]
+        )
         self._full = self._cut(architecture.block_examples)
         self._rest = self._full  # the last one of another size: a step's last block
 
@@ -65,4 +68,5 @@ class Workspace:
 
     def _cut(self, rows: int) -> Block:
         arrays = {name: array[:rows] for name, array in self._arrays.items()}
-        return Block(self._shape, self._engine, self._parameters, self.gradients, arrays, rows)
+        sums = self._shape.named(self.sums)
+        return Block(self._shape, self._engine, self._parameters, self.gradients, sums, self.flags[:1], arrays, rows)

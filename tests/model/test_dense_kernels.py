@@ -116,17 +116,35 @@ def test_a_gradient_that_does_not_fit_raises_the_flag(value: float) -> None:
 @pytest.mark.parametrize("columns", [1, 5, 63, 64, 65, 128, 200])
 def test_relu_and_its_gradient(columns: int) -> None:
     random = np.random.default_rng(columns)
-    values, slopes = random.normal(size=(2, 19, columns)).astype(np.float32)
+    values, slopes = random.normal(size=(2, 75, columns)).astype(np.float32)
     bias = random.normal(size=columns).astype(np.float32)
     values[3, 0] = np.nan
     wanted = np.maximum(values + bias, 0)
-    library().bias_relu(bias=bias, rows=19, columns=columns, values=values)
+    library().bias_relu(bias=bias, rows=75, columns=columns, values=values)
     np.testing.assert_array_equal(values, wanted)
     kept = np.where(wanted > 0, slopes, 0)
-    totals = np.empty(columns, np.float32)
-    library().relu_backward(activations=values, rows=19, columns=columns, gradients=slopes, bias_gradients=totals)
+    sums, flag = np.full(columns, 1000), np.zeros(1, np.int32)
+    library().relu_backward(activations=values, rows=75, columns=columns, gradients=slopes, sums=sums, flag=flag)
     np.testing.assert_array_equal(slopes, kept)
-    np.testing.assert_allclose(totals, kept.astype(np.float64).sum(axis=0), rtol=1e-5, atol=1e-6)
+    exact = kept.astype(np.float64).sum(axis=0)
+    np.testing.assert_allclose((sums - 1000) / GRADIENT_ONE, exact, rtol=1e-5, atol=1e-6)
+    assert not flag[0]
+
+
+def test_a_bias_gradient_is_the_total_and_flags_what_does_not_fit() -> None:
+    gradients = np.random.default_rng(0).normal(size=131).astype(np.float32)
+    sums, flag = np.full(1, 7), np.zeros(1, np.int32)
+    library().add_total(gradients=gradients, n=131, sums=sums, flag=flag)
+    assert (sums[0] - 7) / GRADIENT_ONE == pytest.approx(gradients.astype(np.float64).sum(), rel=1e-6)
+    assert not flag[0]
+    for value in (np.nan, np.inf, 2048.0, -1e20):
+        flag[0] = 0
+        library().add_total(gradients=np.array([0, value], np.float32), n=2, sums=sums, flag=flag)
+        assert flag[0] == 1
+        flag[0] = 0
+        slopes, active = np.array([[value]], np.float32), np.ones((1, 1), np.float32)
+        library().relu_backward(activations=active, rows=1, columns=1, gradients=slopes, sums=sums, flag=flag)
+        assert flag[0] == 1
 
 
 def test_every_cpu_variant_gives_equal_bits() -> None:

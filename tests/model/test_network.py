@@ -123,6 +123,12 @@ def test_predict_gives_the_bits_of_the_step(name: str, pool: ComputePool) -> Non
     np.testing.assert_array_equal(network.probabilities(found), result.probabilities)
 
 
+def test_any_number_of_examples_can_be_predicted(pool: ComputePool) -> None:
+    network = build("lr", tables=[(1, 1)], engine=cpu(pool), block_examples=1 << 16)
+    pooled = np.linspace(-1, 1, (1 << 20) + 1, dtype=np.float32)[:, None]
+    np.testing.assert_array_equal(network.predict(pooled=[pooled]), pooled[:, 0])
+
+
 @every_shape
 def test_an_empty_part_adds_nothing_and_an_empty_step_changes_nothing(name: str, pool: ComputePool) -> None:
     network = make(name, pool)
@@ -216,8 +222,10 @@ def test_arrays_of_another_network_are_refused_by_name(pool: ComputePool) -> Non
     network = make("dnn", pool)
     with pytest.raises(ConfigError, match=r"not of a dnn network .*hidden1\.bias"):
         network.load({key: value for key, value in network.export().items() if key != "hidden1.bias"})
-    with pytest.raises(ConfigError, match=r"another shape: \['bias \(2,\)'\]"):
+    with pytest.raises(ConfigError, match=r"another shape or type: \['bias \(2,\)'\]"):
         network.load(network.export() | {"bias": np.zeros(2, np.float32)})
+    with pytest.raises(ConfigError, match=r"another shape or type: \['bias float64'\]"):
+        network.load(network.export() | {"bias": np.zeros(1)})
 
 
 def test_state_of_another_optimizer_is_refused(pool: ComputePool) -> None:
