@@ -21,6 +21,7 @@ from daskps.errors import ArgumentError, BackendError
 
 THREADS = 256  # of a block, as in KERNEL's launch bounds
 LANES = 8  # of a tile, as in kernels/dialect.cuh
+PEER_ACCESS_ALREADY_ENABLED = 704  # a cudaError_t that CuPy does not name
 DIM_CLASSES = (4, 8, 16, 32, 64, 128, 256)  # one compiled module each
 # Equal bits with the CPU: no contraction into fused multiply-add; division and roots are exact by default.
 OPTIONS = ("--std=c++17", "-fmad=false", "-lineinfo", f"-I{PACKAGE / 'kernels'}")
@@ -175,7 +176,7 @@ class CudaDevice:
                 try:
                     runtime.deviceEnablePeerAccess(other.index)
                 except runtime.CUDARuntimeError as error:
-                    if error.status != runtime.errorPeerAccessAlreadyEnabled:
+                    if error.status != PEER_ACCESS_ALREADY_ENABLED:
                         raise
             self._peers.add(other.index)
 

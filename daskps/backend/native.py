@@ -43,14 +43,23 @@ def _cpu_flags() -> set[str]:
     return set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
 
 
+def library_folder() -> Path:
+    """Where the libraries are; DASKPS_LIBRARY_FOLDER names another place, for example of a sanitizer's build."""
+    return Path(os.environ.get("DASKPS_LIBRARY_FOLDER", LIBRARY_FOLDER))
+
+
+def runnable_variants() -> list[str]:
+    """The variants that this CPU can run, baseline first."""
+    flags = _cpu_flags()
+    return [name for name in variants() if _NEEDS.get(name, set()) <= flags]
+
+
 def variant() -> str:
     """The variant to load: DASKPS_VARIANT, else the best that this CPU has and that was built."""
     asked = os.environ.get("DASKPS_VARIANT")
     if asked:
         return asked
-    flags = _cpu_flags()
-    fitting = [name for name in variants() if _NEEDS.get(name, set()) <= flags]
-    built = [name for name in fitting if (LIBRARY_FOLDER / f"daskps-{name}.so").exists()]
+    built = [name for name in runnable_variants() if (library_folder() / f"daskps-{name}.so").exists()]
     return built[-1] if built else next(iter(variants()))
 
 
@@ -139,5 +148,4 @@ class Library:
 @functools.cache
 def library() -> Library:
     """The library of this process, loaded once."""
-    folder = Path(os.environ.get("DASKPS_LIBRARY_FOLDER", LIBRARY_FOLDER))
-    return Library(folder / f"daskps-{variant()}.so")
+    return Library(library_folder() / f"daskps-{variant()}.so")

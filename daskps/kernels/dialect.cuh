@@ -17,7 +17,8 @@ typedef int int32_t;
 typedef unsigned long long uint64_t;
 typedef long long int64_t;
 #define DEVICE __device__ __forceinline__
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) name(__VA_ARGS__)
+// One block a multiprocessor is enough: asked for more, ptxas spills a few registers of the long rows' sums.
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256, 1) name(__VA_ARGS__)
 #define SHARE_PARAMETERS
 #define SHARE
 #define LANES 8

@@ -16,6 +16,10 @@ enum { CHUNK = 1024 };
 #define FIXED_RANGE_BITS 0x4330000000000000ull
 #define FIXED_SUM_LIMIT ((uint64_t)1 << 61)
 
+// Where the range test of register k is collected: beside it on the CPU, so that vectors need no reduction; in one
+// register on the GPU.
+#define WRONG(k) (ON_CPU ? (k) : 0)
+
 struct Source {       // the gradient of the pooled output on one device
     uint64_t values;  // address of float[examples][stride]
     int64_t first_bag;
@@ -58,13 +62,13 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
             FOR_DIMS(d, k) {
                 const uint64_t bits = DOUBLE_BITS((double)(coefficient * values[d]) * FIXED_ONE + FIXED_MAGIC);
                 sum[k] += bits;
-                wrong[k] |= bits ^ FIXED_RANGE_BITS;
+                wrong[WRONG(k)] |= bits ^ FIXED_RANGE_BITS;
             }
         } else {
             FOR_DIMS(d, k) {
                 const uint64_t bits = DOUBLE_BITS((double)values[d] * FIXED_ONE + FIXED_MAGIC);
                 sum[k] += bits;
-                wrong[k] |= bits ^ FIXED_RANGE_BITS;
+                wrong[WRONG(k)] |= bits ^ FIXED_RANGE_BITS;
             }
         }
     }
@@ -74,14 +78,14 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
 template <int MAX>
 DEVICE int32_t sum_occurrences(int32_t D, const Gradient& g, int64_t first, int64_t last, int64_t ahead_end,
                                uint64_t* sum) {
-    uint64_t wrong[REGISTERS(MAX)], high = 0;
+    uint64_t wrong[WRONG(MAX - 1) + 1], high = 0;
     int32_t status = 0;
-    FOR_DIMS(d, k) sum[k] = wrong[k] = 0;
+    FOR_DIMS(d, k) sum[k] = wrong[WRONG(k)] = 0;
     for (int64_t chunk = first; chunk < last; chunk += CHUNK) {
         const int64_t end = chunk + CHUNK < last ? chunk + CHUNK : last;
         add_chunk<MAX>(D, g, chunk, end, ahead_end, sum, wrong);
         if (last - first > CHUNK) FOR_DIMS(d, k) if (sum_too_large(sum[k])) status = BAD_SUM;
     }
-    FOR_DIMS(d, k) high |= wrong[k];
+    FOR_DIMS(d, k) high |= wrong[WRONG(k)];
     return high >> 52 ? status | BAD_CONTRIBUTION : status;
 }

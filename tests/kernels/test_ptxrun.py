@@ -1,0 +1,28 @@
+"""The kernel tests once more on the CuPy path: real PTX, interpreted with random interleaving, bounds, race and
+weak-memory checks, on 1, 2 and 3 devices. In a process of its own, so that the stand-in for CuPy disturbs nobody.
+
+DASKPS_PTXRUN names the folder of ptxrun. More seeds: ``pytest -m slow tests/kernels/test_ptxrun.py``.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_inputs import PTXRUN
+from kernel_nvrtc import find_nvrtc
+
+SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))]
+
+
+@pytest.mark.skipif(PTXRUN, reason="this is the inner run")
+@pytest.mark.skipif("DASKPS_PTXRUN" not in os.environ, reason="DASKPS_PTXRUN does not name a folder of ptxrun")
+@pytest.mark.skipif(find_nvrtc() is None, reason="no NVRTC: pip install nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_kernel_tests_pass_on_interpreted_ptx(seed):
+    environment = {**os.environ, "DASKPS_TEST_BACKEND": "ptxrun", "DASKPS_TEST_SEED": str(seed)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda", str(Path(__file__).parent)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout

@@ -1,0 +1,33 @@
+"""Libraries built for other CPUs give the same bits, so a model can move between machines."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daskps.backend.compile import variants
+from daskps.backend.native import library_folder, runnable_variants
+
+
+def digests(variant: str) -> list[str]:
+    script = Path(__file__).with_name("kernel_digest.py")
+    environment = {**os.environ, "DASKPS_VARIANT": variant}
+    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
+    return result.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def baseline() -> list[str]:
+    return digests(next(iter(variants())))
+
+
+@pytest.mark.parametrize("variant", list(variants())[1:])
+def test_a_variant_gives_the_bits_of_the_baseline(variant: str, baseline: list[str]) -> None:
+    if variant not in runnable_variants():
+        pytest.skip(f"this CPU cannot run {variant}")
+    if not (library_folder() / f"daskps-{variant}.so").exists():
+        pytest.skip(f"{variant} is not built: python -m daskps.backend.compile")
+    assert len(baseline) == 59
+    assert digests(variant) == baseline
