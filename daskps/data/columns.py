@@ -51,10 +51,17 @@ def check_types(schema: Schema, types: dict[str, pa.DataType], where: str) -> No
         single = kind.value_type if is_list(kind) else kind
         if is_list(kind) and slot.kind != "multi":
             wrong.append(f"{slot.source} is {kind}, a list: its slot {slot.name!r} must be of kind multi")
+        elif slot.kind == "multi" and not is_list(kind) and not pa.types.is_null(kind):
+            hint = (
+                ""
+                if _numeric(kind)
+                else " (Dask turns lists of objects into text unless dataframe.convert-string is off)"
+            )
+            wrong.append(f"{slot.source} is {kind}, but slot {slot.name!r} is of kind multi and wants a list{hint}")
         elif not is_key_type(single, integers_only=slot.raw or slot.kind == "integer"):
             wanted = "integers" if slot.raw or slot.kind == "integer" else "integers or text"
             wrong.append(f"{slot.source} is {kind}, but slot {slot.name!r} wants {wanted}")
-        if slot.weights and not (is_list(types[slot.weights]) and _numeric(types[slot.weights].value_type)):
+        if slot.weights and not _number_lists(types[slot.weights]):
             wrong.append(f"{slot.weights} is {types[slot.weights]}, but weights want a list of numbers")
     numbers = [dense.source for dense in schema.dense] + [schema.label]
     numbers += [schema.example_weight] if schema.example_weight else []
@@ -63,9 +70,14 @@ def check_types(schema: Schema, types: dict[str, pa.DataType], where: str) -> No
         raise ConfigError(f"{where}: the schema does not fit the columns: {'; '.join(wrong)}")
 
 
+def _number_lists(kind: pa.DataType) -> bool:
+    return _numeric(kind.value_type) if is_list(kind) else bool(pa.types.is_null(kind))
+
+
 def _numeric(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind))
+    exact = types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    return bool(exact or types.is_floating(kind) or types.is_null(kind))
 
 
 class ColumnParser:
@@ -87,7 +99,8 @@ class ColumnParser:
         )
 
     def prepare(self, table: pa.Table) -> ColumnBlock:
-        """Lay the columns of a block open."""
+        """Lay the columns of a block open. Types are checked again: a data frame tells those of objects only now."""
+        check_types(self._schema, types_of(table.schema), "a block of the data")
         schema, status = self._schema, np.zeros(table.num_rows, np.int32)
         arrays = {name: single_chunk(table.column(name)) for name in self._columns}
 

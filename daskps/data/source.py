@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import fsspec
 
@@ -23,6 +23,7 @@ from daskps.data.reader import Reader
 from daskps.data.schema import Schema
 
 IN_ORDER = Order()
+STRICT = BadRowPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Source:
     format: Format
     schema: Schema
     hash_seed: int = 0  # of the job: other seeds give other keys
-    bad_rows: BadRowPolicy = field(default_factory=BadRowPolicy)
+    bad_rows: BadRowPolicy = STRICT
 
     def index(self, threads: int = 1, cache_url: str = "") -> RowIndex:
         """Count the rows of every block. With `cache_url`, files that did not change are not read again."""

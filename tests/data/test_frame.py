@@ -1,0 +1,103 @@
+"""A Dask DataFrame is read by partitions, with and without a cluster, and gives what the same rows give as Parquet."""
+
+from pathlib import Path
+
+import dask
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, LocalCluster
+
+from daskps.backend.pool import ComputePool
+from daskps.data.frame import frame_source
+from daskps.data.parquet import Parquet
+from daskps.data.schema import Dense, Schema, Slot
+from daskps.data.source import Source
+from daskps.errors import ConfigError, DataError
+from daskps.types import Batch
+
+SCHEMA = Schema(
+    (Slot("user"), Slot("n", kind="integer"), Slot("words", kind="multi"), Slot("shop")), (Dense("price"),), label="y"
+)
+
+
+def pandas_frame(rows: int) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "y": rng.integers(0, 2, rows),
+            "user": rng.integers(0, 50, rows),
+            "n": np.where(rng.random(rows) < 0.2, np.nan, rng.integers(0, 99, rows)),
+            "words": [[f"w{i}" for i in range(k)] for k in rng.integers(0, 4, rows)],
+            "shop": pd.Categorical(rng.choice(["a", "b", None], rows)),
+            "price": rng.random(rows),
+            "unused": rng.random(rows),
+        }
+    )
+
+
+def dask_frame(rows: pd.DataFrame, partitions: int) -> dd.DataFrame:
+    with dask.config.set({"dataframe.convert-string": False}):  # else lists become text
+        return dd.from_pandas(rows, npartitions=partitions, sort=False)
+
+
+def same(left: Batch, right: Batch) -> None:
+    for name in ("labels", "keys", "offsets", "dense"):
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+
+
+def parquet_batch(path: Path, rows: pd.DataFrame, pool: ComputePool) -> Batch:
+    rows.to_parquet(path)
+    source = Source([str(path)], Parquet(), SCHEMA, 9)
+    with source.open(source.index(), pool) as reader:
+        return reader.read(0, len(rows))
+
+
+def test_partitions_give_what_the_same_rows_give_as_parquet(tmp_path: Path, pool: ComputePool) -> None:
+    rows = pandas_frame(100)
+    wanted = parquet_batch(tmp_path / "a.parquet", rows, pool)
+    source = frame_source(dask_frame(rows, 7), SCHEMA, 9)
+    index = source.index()
+    assert index.rows == 100
+    with source.open(index, pool) as reader:
+        same(reader.read(0, 100), wanted)
+        same(reader.read(37, 61), wanted.slice(37, 61))
+
+
+def test_a_persisted_frame_is_read_from_the_workers_that_hold_it(tmp_path: Path, pool: ComputePool) -> None:
+    rows = pandas_frame(60)
+    wanted = parquet_batch(tmp_path / "a.parquet", rows, pool)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        source = frame_source(dask_frame(rows, 4).persist(), SCHEMA, 9)
+        index = source.index()
+
+        def inside_a_task() -> Batch:
+            with ComputePool(1) as one, source.open(index, one) as reader:
+                return reader.read(0, 60)
+
+        same(client.submit(inside_a_task).result(), wanted)
+        with source.open(index, pool) as reader:
+            same(reader.read(10, 50), wanted.slice(10, 50))
+
+
+def test_a_frame_that_changes_is_refused(pool: ComputePool) -> None:
+    frame = dask_frame(pandas_frame(10), 2)
+    source = frame_source(frame, SCHEMA)
+    longer = frame_source(dask_frame(pandas_frame(12), 2), SCHEMA)
+    with longer.open(source.index(), pool) as reader, pytest.raises(DataError, match="partition 0 has 6 rows, but 5"):
+        reader.read(0, 10)
+
+
+def test_lists_that_dask_turned_into_text_are_refused_with_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"words is large_string.* wants a list .*dataframe\.convert-string"):
+        frame_source(dd.from_pandas(pandas_frame(10), npartitions=2, sort=False), SCHEMA).index()
+
+
+def test_a_missing_column_is_named() -> None:
+    frame = dd.from_pandas(pandas_frame(4).drop(columns="shop"), npartitions=1)
+    with pytest.raises(ConfigError, match=r"Dask DataFrame: .* not there: \['shop'\]"):
+        frame_source(frame, SCHEMA)
