@@ -6,7 +6,6 @@ its arrays and the order of its calls. Nothing here knows the disk, nodes, or wh
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +16,10 @@ import numpy.typing as npt
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
+from daskps.mem.arena import anonymous, release
 from daskps.mem.budget import Budget
 from daskps.mem.delivery import Positions
+from daskps.mem.recent import RecentList
 from daskps.types import Floats, Int64s, Keys
 
 Slots: TypeAlias = npt.NDArray[np.uint32]
@@ -26,13 +27,12 @@ Slots: TypeAlias = npt.NDArray[np.uint32]
 NONE = np.uint32(0xFFFFFFFF)  # in place of a slot: not cached
 BATCHES_IN_FLIGHT = 16  # an entry has one bit for each
 ENTRY = np.dtype([("key", "<u8"), ("place", "<u4"), ("holds", "<u2"), ("visits", "u1"), ("flags", "u1")])
-DIRTY, PENDING = 2, 4
+OCCUPIED, DIRTY, PENDING = 1, 2, 4
 
 SMALL = 8192  # items; below, waking the pool costs more than it saves
 VISIT_ITEMS = 1 << 20  # keys visited between two trims of the recent list
 SAMPLE = 16  # LFU looks at this many rows for each one it evicts
 LEAST_SAMPLE = 1 << 16
-EVICT_SHIFT = 6  # at least 1/64 of the cache leaves at once, so that write-backs are long
 AGE_VISITS = 10  # visits are halved after this many visits per cached row, as in TinyLFU
 
 
@@ -47,36 +47,21 @@ class Visit:
     found: int
 
 
-def anonymous(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Zeroed private memory that the system hands out page by page when touched, in huge pages if it can."""
-    count = int(np.prod(shape))
-    size = max(1, count * np.dtype(dtype).itemsize)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype, count).reshape(shape)
-
-
 class Cache:
     """The rows of one partition that are in memory."""
 
     def __init__(self, budget: Budget, pool: ComputePool) -> None:
         self.cache_rows = budget.cache_rows
-        self.recent_limit = budget.recent_rows
         self.width = budget.row_bytes // 4
         self.pool = pool
         self.rows: Floats = anonymous((budget.cache_rows, self.width), np.float32)
         self.entries = anonymous((budget.cache_rows,), ENTRY)
         self.buckets: Keys = anonymous((budget.bucket_count,), np.uint64)
-        self.ring: Slots = anonymous((budget.ring_cells,), np.uint32)
+        self.recent = RecentList(self.entries, budget.recent_rows, budget.ring_cells, self._shares)
         self.cached_rows = 0
         self.pinned_rows = 0
-        self.recent_rows = 0
         self.flushing = False  # rows pushed after the snapshot being written must stay
-        self.demoted = 0  # rows moved from LRU to LFU, ever
         self._heads: Int64s = np.zeros(2, np.int64)  # free list (slot + 1), first slot never used
-        self._tail = 0  # of the ring; `_cells` are in use from there on
-        self._cells = 0
         self._hand = 0
         self._visits = 0
         self._index = {"buckets": self.buckets, "bucket_count": len(self.buckets), "entries": self.entries}
@@ -108,13 +93,13 @@ class Cache:
         slots = np.empty(len(keys), np.uint32)
         missing, late, distances = [], [], []
         counts = np.zeros(5, np.int64)
-        for start in range(0, len(keys), step := min(VISIT_ITEMS, len(self.ring) // 2)):
+        for start in range(0, len(keys), step := min(VISIT_ITEMS, self.recent.longest_run)):
             stop = min(start + step, len(keys))
             lateness = self._visit_run(keys, start, stop, batch, slots, out, counts)
             missing.append((start + np.flatnonzero(slots[start:stop] == NONE)).astype(np.uint32))
             late.append((start + np.flatnonzero(lateness)).astype(np.uint32))
             distances.append(lateness[lateness != 0])
-            self._trim()
+            self.recent.trim()
         if counts[4]:
             self.unpin(slots, batch)
             return None
@@ -130,7 +115,7 @@ class Cache:
     def _visit_run(
         self, keys: Keys, start: int, stop: int, batch: int, slots: Slots, out: Floats | None, counts: Int64s
     ) -> npt.NDArray[np.uint8]:
-        head = self._advance(stop - start)
+        head = self.recent.advance(stop - start)
         lateness = np.empty(stop - start, np.uint8)
 
         def share(first: int, last: int) -> Int64s:
@@ -143,8 +128,8 @@ class Cache:
                 first=start + first,
                 last=start + last,
                 batch=batch % BATCHES_IN_FLIGHT,
-                ring=self.ring,
-                ring_cells=len(self.ring),
+                ring=self.recent.ring,
+                ring_cells=len(self.recent.ring),
                 ring_head=head,
                 base=start,
                 slots=slots,
@@ -156,48 +141,9 @@ class Cache:
 
         run = sum(self._shares(stop - start, share))
         self.pinned_rows += int(run[2])
-        self.recent_rows += int(run[3])
+        self.recent.rows += int(run[3])
         counts += run
         return lateness
-
-    def _advance(self, cells: int) -> int:
-        """Give out the ring's next cells; its oldest rows go to LFU where cells are short."""
-        short = self._cells + cells - len(self.ring)
-        if short > 0:
-            self._demote(short, short)
-        head = (self._tail + self._cells) % len(self.ring)
-        self._cells += cells
-        return head
-
-    def _demote(self, cells: int, rows: int) -> int:
-        """Pass up to `cells` cells at the ring's tail until `rows` rows have moved to LFU; returns how many did."""
-
-        def share(first: int, last: int) -> Int64s:
-            counts = np.zeros(2, np.int64)
-            library().mem_demote(
-                entries=self.entries,
-                ring=self.ring,
-                ring_cells=len(self.ring),
-                tail=self._tail,
-                first=first,
-                last=last,
-                wanted=rows,
-                counts=counts,
-            )
-            return counts
-
-        # Shares cannot stop each other, so they get no more cells than there are rows to move.
-        counts = share(0, cells) if rows < SMALL else sum(self._shares(min(cells, rows), share))
-        moved, passed = int(counts[0]), int(counts[1])
-        self._tail = (self._tail + passed) % len(self.ring)
-        self._cells -= passed
-        self.recent_rows -= moved
-        self.demoted += moved
-        return moved
-
-    def _trim(self) -> None:
-        while self.recent_rows > self.recent_limit:
-            self._demote(self._cells, self.recent_rows - self.recent_limit)
 
     def unpin(self, slots: Slots, batch: int) -> None:
         """`batch` gives the rows back unchanged."""
@@ -208,7 +154,7 @@ class Cache:
     def insert(self, keys: Keys, positions: Positions, slots: Slots, batch: int) -> int:
         """Slots for keys[positions], pinned by `batch`; there must be room. Returns how many: fewer if one repeats."""
         done = 0
-        for start in range(0, len(positions), step := min(VISIT_ITEMS, len(self.ring) // 2)):
+        for start in range(0, len(positions), step := min(VISIT_ITEMS, self.recent.longest_run)):
             run = positions[start : start + step]
             inserted = library().mem_insert(
                 **self._index,
@@ -216,25 +162,21 @@ class Cache:
                 positions=run,
                 n=len(run),
                 batch=batch % BATCHES_IN_FLIGHT,
-                ring=self.ring,
-                ring_cells=len(self.ring),
-                ring_head=self._advance(len(run)),
+                ring=self.recent.ring,
+                ring_cells=len(self.recent.ring),
+                ring_head=self.recent.advance(len(run)),
                 slots=slots,
                 heads=self._heads,
             )
-            self.ring_forget(len(run) - inserted)
+            self.recent.take_back(len(run) - inserted)
             done += inserted
             self.cached_rows += inserted
             self.pinned_rows += inserted
-            self.recent_rows += inserted
-            self._trim()
+            self.recent.rows += inserted
+            self.recent.trim()
             if inserted < len(run):
                 break
         return done
-
-    def ring_forget(self, cells: int) -> None:
-        """Take back the ring's last cells, which were given out but not written."""
-        self._cells -= cells
 
     def fill(self, slots: Slots, positions: Positions, rows: Floats, out: Floats | None) -> None:
         """rows[i] into the cache at slots[positions[i]], and into out[positions[i]]."""
@@ -274,12 +216,12 @@ class Cache:
         window = min(used, max(SAMPLE * wanted, LEAST_SAMPLE))
         while True:
             histogram = self._census(window)
-            if histogram.sum() >= wanted or (window == used and self.recent_rows == 0):
+            if histogram.sum() >= wanted or (window == used and self.recent.rows == 0):
                 return self._choose(window, wanted, histogram)
             if window < used:
                 window = min(used, 4 * window)
             else:
-                self._demote(self._cells, wanted - int(histogram.sum()))
+                self.recent.demote(wanted - int(histogram.sum()))
 
     def _ranges(self, window: int) -> list[tuple[int, int]]:
         """The slots of a window that starts at the hand and wraps around."""
@@ -338,6 +280,34 @@ class Cache:
         library().mem_remove(**self._index, slots=slots, n=len(slots), heads=self._heads)
         self.cached_rows -= len(slots)
 
+    def shrink(self, rows: int) -> Slots:
+        """Keep only the first `rows` slots, which must have room for what is cached; give the memory of others back.
+
+        Returns the new slots: entry i is that of what was in slot ``rows + i``.
+        """
+        used = int(self._heads[1])
+        occupied = self.entries["flags"][:used] & OCCUPIED != 0
+        above = rows + np.flatnonzero(occupied[rows:]).astype(np.uint32)
+        below = np.flatnonzero(~occupied[:rows]).astype(np.uint32)
+        to = np.concatenate([below, np.arange(used, rows, dtype=np.uint32)])[: len(above)]
+        library().mem_move(
+            **self._index,
+            rows=self.rows,
+            width=self.width,
+            ring=self.recent.ring,
+            **{"from": above, "to": to, "n": len(above)},
+        )
+        moved = np.full(max(0, used - rows), NONE)
+        moved[above - np.uint32(rows)] = to
+        self._heads[1] = min(rows, max(used, int(to.max(initial=0)) + 1))
+        library().mem_relink(entries=self.entries, heads=self._heads)
+        release(self.rows, rows)
+        release(self.entries, rows)
+        self.recent.limit = max(1, self.recent.limit * rows // self.cache_rows)
+        self.cache_rows = rows
+        self.recent.trim()
+        return moved
+
     def age(self, visits: int) -> None:
         """Count visits; halve those of all rows when they are old enough."""
         self._visits += visits
@@ -346,8 +316,8 @@ class Cache:
             age = library().mem_age
             self._shares(int(self._heads[1]), lambda first, last: age(entries=self.entries, first=first, last=last))
 
-    def check(self, keys: Keys, slots: Slots, batch: int, earlier: int, claims: bool) -> int:
-        """The first row that `batch` may not push, or -1; `earlier` has the bits of batches that must have pushed."""
+    def check(self, keys: Keys, slots: Slots, batch: int, claims: bool) -> int:
+        """The first row that `batch` may not push, or -1; repeated keys are seen only with `claims`."""
         found = self._shares(
             len(keys),
             lambda first, last: library().mem_check(
@@ -357,7 +327,6 @@ class Cache:
                 first=first,
                 last=last,
                 batch=batch % BATCHES_IN_FLIGHT,
-                earlier=earlier,
                 claims=claims,
             ),
         )

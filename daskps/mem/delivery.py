@@ -54,6 +54,7 @@ class BatchStatistics:
     bytes_read: int  # from disk
     bytes_written: int  # to disk, by write-back
     pinned_rows: int  # high-water mark of rows pinned while this batch was the newest
+    given_rows: int  # rows by which the cache shrank, because the store's index has grown
     waits: int  # 1: it did not fit beside the pins at first
     forced_flushes: int  # snapshots that had to be finished at once to make room
 

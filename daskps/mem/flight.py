@@ -1,7 +1,7 @@
-"""Batches in flight: who holds which key of a batch, and which of its rows other batches still have to push.
+"""Batches in flight: which rows of a batch are pinned, what waits for it, and whether a push may be taken.
 
-In: the pulls of all nodes for one batch. Out: a `WorkingSet` (their distinct keys) and, once the rows are pinned, a
-`Flight` that lives until every row is pushed.
+In: a working set and the slots its rows are pinned in. Out: a `Flight` that lives until every row is pushed; the slots
+a push goes to, or the error that says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -9,82 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from daskps.backend.native import library
-from daskps.errors import ArgumentError
-from daskps.mem.cache import NONE, Slots
+from daskps.errors import ProtocolError
+from daskps.mem.cache import BATCHES_IN_FLIGHT, NONE, Cache, Slots
 from daskps.mem.delivery import Positions
+from daskps.mem.working_set import WorkingSet
 from daskps.types import Floats, Keys
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """One node's working set of one batch; `out` takes its rows, at their positions, if it is given."""
-
-    node: int
-    keys: Keys
-    out: Floats | None
-
-
-class WorkingSet:
-    """The distinct keys that all nodes pull for one batch, in rank order, and who holds each.
-
-    With one node that is its pull as it stands, and no table is made.
-    """
-
-    def __init__(self, pulls: list[Pull]) -> None:
-        self.pulls = pulls
-        self.keys = pulls[0].keys
-        self.holders: Keys | None = None  # (U,) bit r: node r holds the key
-        self.indices: list[Positions] = []  # per node: of each of its keys, the place in `keys`
-        if len(pulls) > 1:
-            self._unite()
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def _unite(self) -> None:
-        most = sum(len(pull.keys) for pull in self.pulls)
-        self._buckets = np.zeros(2 * most + 1, np.uint64)
-        keys, holders, count = np.empty(most, np.uint64), np.empty(most, np.uint64), np.zeros(1, np.int64)
-        for pull in self.pulls:
-            indices = np.empty(len(pull.keys), np.uint32)
-            added = library().mem_union_add(
-                buckets=self._buckets,
-                bucket_count=len(self._buckets),
-                keys=pull.keys,
-                n=len(pull.keys),
-                rank=pull.node,
-                known=keys,
-                holders=holders,
-                count=count,
-                indices=indices,
-            )
-            if added < len(pull.keys):
-                raise ArgumentError(f"node {pull.node} pulls key {pull.keys[added]} twice; pull distinct keys")
-            self.indices.append(indices)
-        self.keys, self.holders = keys[: int(count[0])].copy(), holders[: int(count[0])].copy()
-
-    def find(self, keys: Keys) -> Positions:
-        """The place of each key in `keys`, NONE where no node pulls it; only with more than one node."""
-        indices = np.empty(len(keys), np.uint32)
-        library().mem_union_find(
-            buckets=self._buckets,
-            bucket_count=len(self._buckets),
-            known=self.keys,
-            keys=keys,
-            n=len(keys),
-            indices=indices,
-        )
-        return indices
-
-    def holders_of(self, keys: Keys) -> Keys:
-        """Who holds each key; nobody where no node pulls it."""
-        indices = self.find(keys)
-        if self.holders is None or len(self.holders) == 0:
-            return np.zeros(len(keys), np.uint64)
-        known = indices != NONE
-        return np.where(known, self.holders[np.where(known, indices, 0)], np.uint64(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +29,83 @@ class Waiting:
     out: Floats | None
 
 
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Rows that a node has trained, on their way into `slots`."""
+
+    slots: Slots
+    rows: Floats
+
+
 @dataclass(slots=True)
 class Flight:
     """A batch whose rows are pinned: it is over when all of them are pushed."""
 
     batch: int
-    working_set: WorkingSet | None  # kept only with more than one node
     slots: Slots  # (U,) of each key
-    remaining: int  # rows not pushed yet
+    remaining: int  # rows not taken back yet
+    working_set: WorkingSet | None = None  # with more than one node: who holds what
+    pushed: npt.NDArray[np.uint8] | None = None  # with more than one node: (U,) 1 where the row has come
+    deferred: list[Push] = field(default_factory=list)  # came before earlier batches were over
     waiting: list[Waiting] = field(default_factory=list)
+
+    def move(self, first: int, moved: Slots) -> None:
+        """Rows from slot `first` on have moved: to moved[0], moved[1] and so on."""
+        self.slots = _moved(self.slots, first, moved)
+        self.deferred = [Push(_moved(push.slots, first, moved), push.rows) for push in self.deferred]
+        self.waiting = [
+            Waiting(one.node, one.after, one.positions, _moved(one.slots, first, moved), one.out)
+            for one in self.waiting
+        ]
+
+    def claim(self, keys: Keys, node: int, cache: Cache) -> Slots:
+        """Slots of keys that `node` may push; each can be claimed once. If any may not: ProtocolError, and no claim."""
+        if self.working_set is not None:
+            return self._claim_shared(keys, node)
+        # Pushed in the order of the pull, as a device's table does, nothing needs to be found.
+        if len(keys) == len(self.slots) and cache.check(keys, self.slots, self.batch, claims=False) < 0:
+            return self.slots
+        slots = cache.find(keys)
+        wrong = cache.check(keys, slots, self.batch, claims=True)
+        if wrong >= 0:
+            raise self._refusal(keys[wrong], node, self._reason(slots[wrong], cache))
+        return slots
+
+    def _claim_shared(self, keys: Keys, node: int) -> Slots:
+        assert self.working_set is not None
+        assert self.working_set.holders is not None
+        assert self.pushed is not None
+        indices = self.working_set.find(keys)
+        unknown = np.flatnonzero(indices == NONE)
+        if len(unknown):
+            raise self._refusal(keys[unknown[0]], node, "no node has pulled in that batch")
+        holders = self.working_set.holders[indices]
+        lowest = holders & (~holders + np.uint64(1))
+        foreign = np.flatnonzero(lowest != np.uint64(1 << node))
+        if len(foreign):
+            pusher = int(lowest[foreign[0]]).bit_length() - 1
+            raise self._refusal(keys[foreign[0]], node, f"node {pusher} has to push: the lowest-ranked holder")
+        again = np.flatnonzero(self.pushed[indices])
+        if len(again):
+            raise self._refusal(keys[again[0]], node, "has been pushed already")
+        self.pushed[indices] = 1
+        if len(np.unique(indices)) < len(indices):
+            self.pushed[indices] = 0
+            raise self._refusal(keys[0], node, "or another one, this push names twice")
+        return self.slots[indices]
+
+    def _reason(self, slot: np.uint32, cache: Cache) -> str:
+        if slot == NONE or not np.any(self.slots == slot):
+            return "no node has pulled in that batch"
+        if not int(cache.entries["holds"][slot]) >> self.batch % BATCHES_IN_FLIGHT & 1:
+            return "has been pushed already"
+        return "this push names twice"
+
+    def _refusal(self, key: np.uint64, node: int, reason: str) -> ProtocolError:
+        return ProtocolError(f"node {node} pushes key {key} in batch {self.batch}, which {reason}; nothing was changed")
+
+
+def _moved(slots: Slots, first: int, moved: Slots) -> Slots:
+    if len(slots) == 0:
+        return slots
+    return np.where(slots < first, slots, moved[np.maximum(slots, first) - np.uint32(first)])

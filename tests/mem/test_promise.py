@@ -117,9 +117,9 @@ class OneNode(RuleBasedStateMachine):
 
     @rule(keys=WORKING_SET)
     def evaluate(self, keys: np.ndarray) -> None:
-        before = self.ps._cache.entries.copy()
+        before = self.ps._rows.cache.entries.copy()
         np.testing.assert_array_equal(self.ps.lookup(keys).view(np.uint32), self.expected(keys).view(np.uint32))
-        np.testing.assert_array_equal(before, self.ps._cache.entries)
+        np.testing.assert_array_equal(before, self.ps._rows.cache.entries)
 
     def last_over(self) -> int:
         in_flight = [*self.tables, *self.unanswered]
