@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from daskps.backend.device import Device, devices
+from daskps.backend.device import CpuDevice, Device, devices
 from daskps.backend.ops.initial import Initialiser
 from daskps.backend.ops.optimizer import Optimizer, optimizer_fields
 from daskps.backend.pool import ComputePool
@@ -80,6 +80,7 @@ class OpenNode:
         self.run, self.rank, self.nodes, self.job = run, rank, len(workers), job
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
+        self.host = CpuDevice(0, self.pool)  # makes initial rows, which belong to MEM-PS
         self.features = inputs.features(job)
         self.specs = table_specs(job, self.features)
         self.directory = ModelDirectory(os.fspath(job.out))
@@ -124,7 +125,7 @@ class OpenNode:
 
         if self.devices[0].kind == "cpu":
             return [build(engine.cpu(self.pool))] * len(self.devices)
-        raise ConfigError("training on CUDA devices is not put together yet")
+        return [build(engine.on(device)) for device in self.devices]
 
     def _take_up(self) -> None:
         """Go on from the last snapshot, if it is of the same job."""
@@ -158,7 +159,7 @@ class OpenNode:
         mem = MemPS(
             layout=spec.layout,
             store=store,
-            initial=initial_rows(spec, embedding, self.job.seed, self.devices[0]),
+            initial=initial_rows(spec, embedding, self.job.seed, self.host),
             memory_bytes=int(self.job.budget.memory_bytes * share),
             pool=self.pool,
             nodes=self.nodes,

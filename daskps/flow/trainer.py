@@ -72,8 +72,8 @@ class Trainer:
             for number, (table, part) in enumerate(zip(flight.tables, parts, strict=True)):
                 table.update(part, [result.gradients[number] for result in results], weight)
                 table.check()
-        for network in dict.fromkeys(self.networks):
-            network.apply(network.engine.xp.asarray(sums), self.optimizer)
+        for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
+            network.apply(device.from_host(sums), self.optimizer)
 
 
 def _occurrences(working_set: WorkingSet, start: int, stop: int, slots: int) -> tuple[Any, Any, Any]:
