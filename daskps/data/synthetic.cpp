@@ -18,7 +18,6 @@ struct Stream {
 DEVICE uint64_t row_base(uint64_t seed, uint64_t row) { return mix64(mix64(seed + GOLDEN) + row * GOLDEN); }
 DEVICE Stream row_stream(uint64_t base, uint64_t id) { return Stream{mix64(base + (id + 1) * STREAMS)}; }
 DEVICE double unit_interval(uint64_t bits) { return (double)(bits >> 11) * 1.1102230246251565e-16; }
-DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
 
 // Four 16-bit uniforms added up: mean 0, variance 1, bell-shaped, within +-3.47.
 DEVICE double normal_like(uint64_t bits) {
@@ -66,7 +65,7 @@ struct Zipf {
         const uint64_t ranks = octave < last ? first : last_ranks;
         if (ranks == 1) return first - 1;
         const int shift = __builtin_clzll(ranks - 1);
-        const double scale = bits_to_double((uint64_t)(1023 - octave) << 52);
+        const double scale = BITS_DOUBLE((uint64_t)(1023 - octave) << 52);
         for (;;) {
             const uint64_t offset = stream.next() >> shift;
             if (offset >= ranks) continue;  // only in a last octave that is not full, and less than every second time
@@ -78,7 +77,7 @@ struct Zipf {
 DEVICE int octave_of(uint64_t index) { return index == ~0ull ? 64 : 63 - __builtin_clzll(index + 1); }
 
 DEVICE int64_t bag_size(Stream& stream, int32_t low, int32_t high) {
-    return low == high ? low : low + (int64_t)multiply_high(stream.next(), (uint64_t)(high - low) + 1);
+    return low == high ? low : low + (int64_t)MULTIPLY_HIGH(stream.next(), (uint64_t)(high - low) + 1);
 }
 
 // Where the true weights stand at a row: cosine * w(key) + sine * w'(key) turns once in 1 / turns_per_row rows.

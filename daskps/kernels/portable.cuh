@@ -3,27 +3,11 @@
 #pragma once
 #include "dialect.cuh"
 
-#if !defined(__CUDACC__)
-DEVICE double bits_to_double(uint64_t bits) {
-    double value;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-DEVICE uint64_t double_to_bits(double value) {
-    uint64_t bits;
-    __builtin_memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-#else
-DEVICE double bits_to_double(uint64_t bits) { return __longlong_as_double((long long)bits); }
-DEVICE uint64_t double_to_bits(double value) { return (uint64_t)__double_as_longlong(value); }
-#endif
-
 // e^x for |x| <= 700: x = n ln 2 + r with |r| <= 0.347, then Taylor to r^13 / 13! (the next term is under 5e-18).
 DEVICE double portable_exp(double x) {
     const double shift = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to the nearest integer
-    const double n = (x * 1.4426950408889634 + shift) - shift;
+    const double shifted = x * 1.4426950408889634 + shift;
+    const double n = shifted - shift;
     const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
     double sum = 1.6059043836821613e-10;
     sum = sum * r + 2.08767569878681e-09;
@@ -39,7 +23,7 @@ DEVICE double portable_exp(double x) {
     sum = sum * r + 0.5;
     sum = sum * r + 1.0;
     sum = sum * r + 1.0;
-    return sum * bits_to_double((uint64_t)((int64_t)n + 1023) << 52);
+    return sum * BITS_DOUBLE((DOUBLE_BITS(shifted) << 52) + (1023ull << 52));  // n stands in the lowest bits
 }
 
 // ln m for m in [1, 2]: ln sqrt 2 + 2 atanh s with |s| <= 0.172, odd series to s^21 (the next term is under 2e-19).
