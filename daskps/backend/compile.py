@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "aarch64": {"armv8-a": "-march=armv8-a"},
 }
 FLAGS = (
-    "-O3 -std=c++17 -fPIC -fvisibility=hidden -ffp-contract=off -fno-exceptions -fno-rtti -fno-threadsafe-statics "
+    "-O3 -std=c++17 -fopenmp-simd -fPIC -fvisibility=hidden -ffp-contract=off -fno-exceptions -fno-rtti -fno-threadsafe-statics "
     "-fno-math-errno -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unused-parameter"
 ).split()
 

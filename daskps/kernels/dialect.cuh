@@ -6,7 +6,8 @@
 //
 // FOR_ITEMS(i, n) gives every item to one thread. FOR_TILES(i, n) gives it to a tile: LANES neighbouring threads of the
 // GPU, one thread of the CPU. Within a tile FOR_DIMS(d, k) walks the dimensions d of a row, so that lanes read
-// neighbouring words (8 lanes are one 32-byte sector), and k names the register that keeps dimension d.
+// neighbouring words (8 lanes are one 32-byte sector), and k names the register that keeps dimension d. The dimensions
+// of a FOR_DIMS must not depend on each other; where they do (sums, maxima) it is FOR_DIMS_IN_TURN.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -29,6 +30,7 @@ typedef long long int64_t;
 #define REGISTERS(dims) (((dims) + LANES - 1) / LANES)
 #define FOR_DIMS(d, k) \
     _Pragma("unroll") for (int k = 0, d = LANE; k < REGISTERS(MAX); ++k, d += LANES) if (d < D)
+#define FOR_DIMS_IN_TURN(d, k) FOR_DIMS(d, k)
 // The launcher compiles one module per size class of D (4, 8 ... 256) and names it DIM.
 #define WITH_DIMENSION(D, call, ...) call<DIM>(D, __VA_ARGS__)
 #define TILE_MASK (0xffu << (threadIdx.x % 32 / LANES * LANES))
@@ -61,7 +63,14 @@ typedef long long int64_t;
     for (int64_t i = (n) * share_index / share_count, i##_end = (n) * (share_index + 1) / share_count; i < i##_end; ++i)
 #define FOR_TILES(i, n) FOR_ITEMS(i, n)
 #define REGISTERS(dims) (dims)
-#define FOR_DIMS(d, k) for (int d = 0, k = 0; (void)k, d < D; ++d, k = d)
+// omp simd says that dimensions are independent and keeps GCC from unrolling first, after which it finds no vectors.
+#define FOR_DIMS(d, k) \
+    _Pragma("omp simd") for (int k = 0; k < D; ++k) if ([[maybe_unused]] const int d = k; true)
+#define FOR_DIMS_IN_TURN(d, k) for (int k = 0; k < D; ++k) if ([[maybe_unused]] const int d = k; true)
+// Asks for the memory of `count` values ahead of use, the last one too: it may stand in a line of its own.
+#define PREFETCH_RUN(address, count)                                           \
+    for (int ahead_ = 0; ahead_ < (count); ahead_ += 16) PREFETCH((address) + ahead_); \
+    PREFETCH((address) + (count) - 1)
 // D is a constant for the common sizes, so that the loops over dimensions unroll into whole vectors.
 #define WITH_DIMENSION(D, call, ...)                   \
     switch (D) {                                       \

@@ -54,7 +54,7 @@ DEVICE void update_rows(int32_t D, const Gradient& g, const Optimizer& o, const 
     for (int64_t t = range.first; t < range.last; ++t) {
         if (t + 8 < range.last) {
             const float* ahead = rows + (int64_t)touched[t + 8] * width;
-            for (int32_t c = 0; c < width; c += 16) PREFETCH(ahead + c);
+            PREFETCH_RUN(ahead, width);
         }
         uint64_t sum[MAX];
         bad |= sum_occurrences<MAX>(D, g, g.starts[t], g.starts[t + 1], ahead_end, sum);
@@ -85,7 +85,7 @@ DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_
             const int64_t end = g.starts[t + 1] < last ? g.starts[t + 1] : last;
             uint64_t sum[REGISTERS(MAX)];
             int32_t bad = sum_occurrences<MAX>(D, g, first, end, 0, sum);
-            FOR_DIMS(d, k) {
+            FOR_DIMS_IN_TURN(d, k) {
                 const uint64_t before = atomicAdd((uint64_t*)sums + t * D + d, sum[k]);
                 if (sum_too_large(before + sum[k])) bad |= BAD_SUM;
             }

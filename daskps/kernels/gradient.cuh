@@ -53,7 +53,7 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
 #if ON_CPU
         if (i + 16 < ahead_end) {
             const float* ahead = bag_gradient(g, g.bags[i + 16], D);
-            for (int d = 0; d < D; d += 16) PREFETCH(ahead + d);
+            PREFETCH_RUN(ahead, D);
         }
 #endif
         const float* values = bag_gradient(g, g.bags[i], D);
@@ -84,8 +84,8 @@ DEVICE int32_t sum_occurrences(int32_t D, const Gradient& g, int64_t first, int6
     for (int64_t chunk = first; chunk < last; chunk += CHUNK) {
         const int64_t end = chunk + CHUNK < last ? chunk + CHUNK : last;
         add_chunk<MAX>(D, g, chunk, end, ahead_end, sum, wrong);
-        if (last - first > CHUNK) FOR_DIMS(d, k) if (sum_too_large(sum[k])) status = BAD_SUM;
+        if (last - first > CHUNK) FOR_DIMS_IN_TURN(d, k) if (sum_too_large(sum[k])) status = BAD_SUM;
     }
-    FOR_DIMS(d, k) high |= wrong[WRONG(k)];
+    FOR_DIMS_IN_TURN(d, k) high |= wrong[WRONG(k)];
     return high >> 52 ? status | BAD_CONTRIBUTION : status;
 }

@@ -33,7 +33,7 @@ DEVICE float sum_of_squares(int32_t D, const float* g) {
     return part[0];
 #else
     float part = 0;
-    FOR_DIMS(d, k) part += g[k] * g[k];
+    FOR_DIMS_IN_TURN(d, k) part += g[k] * g[k];
     for (int half = 4; half; half /= 2) part += __shfl_xor_sync(TILE_MASK, part, half, LANES);
     return part;
 #endif
@@ -97,11 +97,9 @@ DEVICE void ftrl_row(int32_t D, const Optimizer& o, float* row, const float* g) 
     }
 }
 
-// One step of one row by the sum of its contributions; returns status bits.
+// One step of one row by its gradient, which is changed on the way; returns status bits.
 template <int MAX>
-DEVICE int32_t update_row(int32_t D, const Optimizer& o, float* row, const uint64_t* sum) {
-    float g[REGISTERS(MAX)];
-    FOR_DIMS(d, k) g[k] = (float)((double)(int64_t)sum[k] * o.factor);
+DEVICE int32_t step_row(int32_t D, const Optimizer& o, float* row, float* g) {
     if (o.clip > 0) {
         const float norm = SQRT_FLOAT(sum_of_squares<MAX>(D, g));
         const float scale = norm > o.clip ? o.clip / norm : 1.0f;
@@ -116,9 +114,17 @@ DEVICE int32_t update_row(int32_t D, const Optimizer& o, float* row, const uint6
         default: ftrl_row<MAX>(D, o, row, g);
     }
     uint32_t largest = 0;  // of the magnitudes' bits: infinity and NaN are the largest ones
-    FOR_DIMS(d, k) {
+    FOR_DIMS_IN_TURN(d, k) {
         const uint32_t magnitude = FLOAT_BITS(row[d]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest >= 0x7f800000u ? BAD_ROW : 0;
+}
+
+// One step of one row by the sum of its contributions; returns status bits.
+template <int MAX>
+DEVICE int32_t update_row(int32_t D, const Optimizer& o, float* row, const uint64_t* sum) {
+    float g[REGISTERS(MAX)];
+    FOR_DIMS(d, k) g[k] = (float)((double)(int64_t)sum[k] * o.factor);
+    return step_row<MAX>(D, o, row, g);
 }

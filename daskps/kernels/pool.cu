@@ -23,7 +23,7 @@ DEVICE void pool_bag(int32_t D, const PoolArguments& a, int64_t bag, int64_t las
 #if ON_CPU
         if (i + AHEAD < last_occurrence && a.row_of[i + AHEAD] >= 0) {
             const float* ahead = row_address(a.shards, a.shard_count, a.row_of[i + AHEAD], a.width);
-            for (int d = 0; d < D; d += 16) PREFETCH(ahead + d);
+            PREFETCH_RUN(ahead, D);
         }
 #endif
         if (a.row_of[i] < 0) continue;

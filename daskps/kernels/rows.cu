@@ -9,7 +9,9 @@ DEVICE void copy_row(const uint32_t* from, uint32_t* to, int32_t width) {
 KERNEL(rows_gather, const float* rows, int32_t width, const int32_t* index, int64_t n, float* out) {
     FOR_TILES(i, n) {
 #if ON_CPU
-        if (i + 8 < i_end) PREFETCH(rows + (int64_t)index[i + 8] * width);
+        if (i + 8 < i_end) {
+            PREFETCH_RUN(rows + (int64_t)index[i + 8] * width, width);
+        }
 #endif
         if (index[i] < 0) continue;
         copy_row((const uint32_t*)rows + (int64_t)index[i] * width, (uint32_t*)out + i * width, width);

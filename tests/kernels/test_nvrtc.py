@@ -59,5 +59,5 @@ def test_every_kernel_argument_has_the_width_that_its_signature_says():
         ptx, _ = compiled(file, size, "sm_80")
         for name, text in re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL):
             signature = kernel_files()[name][1]
-            compiled = [widths[kind] for kind in re.findall(r"\.param \.(\w+)", text)]
-            assert compiled == [8 if a.pointer else a.dtype.itemsize for a in signature.arguments], name
+            bytes_in_ptx = [widths[kind] for kind in re.findall(r"\.param \.(\w+)", text)]
+            assert bytes_in_ptx == [8 if a.pointer else a.dtype.itemsize for a in signature.arguments], name
