@@ -257,7 +257,7 @@ class Network:
         return [space for space in self.engine.shares(share) if space is not None]
 
     def _workspace(self) -> Workspace:
-        """One that is free, or a new one, with sums and flags at 0."""
+        """One that is free, or a new one, with sums at 0."""
         try:
             space = self._spaces.pop()
         except IndexError:

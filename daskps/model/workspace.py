@@ -41,9 +41,8 @@ class Workspace:
         self._rest = self._full  # the last one of another size: a step's last block
 
     def begin(self) -> None:
-        """Forget the sums and flags of an earlier step."""
+        """Forget the sums of an earlier step. A workspace with a flag up is not used again."""
         self.sums.fill(0)
-        self.flags.fill(0)
 
     def block(self, rows: int) -> Block:
         """A block of `rows` examples in this workspace's arrays."""
