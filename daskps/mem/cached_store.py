@@ -126,7 +126,10 @@ class CachedStore:
         if rows == before:
             return None
         self._make_room(before - rows, counters)
-        return self.cache.shrink(rows)
+        moved = self.cache.shrink(rows)
+        if self.snapshot is not None:
+            self.snapshot.look_again()
+        return moved
 
     def push(self, slots: Slots, rows: Floats, batch: int) -> None:
         """Take trained rows back, after the snapshot has its copies."""

@@ -106,6 +106,7 @@ class Flight:
 
 
 def _moved(slots: Slots, first: int, moved: Slots) -> Slots:
-    if len(slots) == 0:
-        return slots
-    return np.where(slots < first, slots, moved[np.maximum(slots, first) - np.uint32(first)])
+    away = slots >= first
+    slots = slots.copy()
+    slots[away] = moved[slots[away] - np.uint32(first)]
+    return slots

@@ -43,7 +43,7 @@ class MemPS:
         run: str = "",
         epoch: int = 0,
         first_batch: int = 0,
-        lru_share: float = 0.1,
+        lru_share: float = 0.5,
     ) -> None:
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"a partition serves 1 to {MAX_NODES} nodes, got {nodes}")

@@ -49,6 +49,10 @@ class SnapshotWriter:
             self.copied_rows += len(run)
             pending = pending[len(run) :]
 
+    def look_again(self) -> None:
+        """Rows have moved to other slots; pending ones may be anywhere."""
+        self._cursor = 0
+
     def _gather(self, slots: Slots) -> int:
         stop = self._count + len(slots)
         self._cache.gather(slots, self._rows[self._count : stop], self._keys[self._count : stop])

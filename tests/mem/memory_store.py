@@ -1,7 +1,12 @@
 """A row store in memory: what the tests put below MEM-PS. Prepared snapshots are whole copies, so leaks show."""
 
+import bisect
+import functools
+
 import numpy as np
 
+from daskps.errors import CapacityError
+from daskps.mem.budget import split
 from daskps.types import Field, RowLayout
 
 
@@ -12,13 +17,16 @@ class MemoryStore:
         self.width = width
         self.rows = dict(rows or {})
         self.snapshots: dict[str, dict[int, bytes]] = {}
+        self.memory_bytes = 0  # of an index it pretends to have
         self.appends = 0
+        self.appended_rows = 0
         self.loads = 0
 
     def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
         assert rows.shape == (len(keys), self.width)
         assert len(set(keys.tolist())) == len(keys)
         self.appends += 1
+        self.appended_rows += len(keys)
         for key, row in zip(keys.tolist(), rows, strict=True):
             self.rows[key] = row.tobytes()
 
@@ -54,6 +62,20 @@ def initial_rows(keys: np.ndarray, width: int) -> np.ndarray:
     out = np.empty((len(keys), width), np.float32)
     initial(keys, out)
     return out
+
+
+@functools.cache
+def bytes_for(width: int, cache_rows: int = 1, flight_rows: int = 1, nodes: int = 1, lru_share: float = 0.5) -> int:
+    """The smallest memory_bytes (in steps of 8) whose budget has room for so many rows."""
+
+    def fits(steps: int) -> bool:
+        try:
+            budget = split(8 * steps, store_bytes=0, row_bytes=4 * width, nodes=nodes, lru_share=lru_share)
+        except CapacityError:
+            return False
+        return budget.cache_rows >= cache_rows and budget.flight_rows >= flight_rows
+
+    return 8 * bisect.bisect_left(range(1 << 30), True, key=fits)
 
 
 def keys_of(*values: int) -> np.ndarray:
