@@ -119,9 +119,7 @@ class Flights:
     def begin(self, token: Token) -> Flight:
         """A flight for the steps of `token`, out of the read that holds them; a cut batch begins several."""
         self._check(token)
-        read = next(
-            read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step
-        )
+        read = next(read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step)
         first = token.first_step - read.token.first_step
         starts = read.step_starts[first : first + token.stop_step - token.first_step + 1]
         batch = read.batch.slice(int(starts[0]), int(starts[-1]))
