@@ -14,7 +14,8 @@
     ├── ProtocolError          a pull or push breaks the order of batches in flight
     │   └── StaleError         a message of another run, epoch or batch
     └── TrainingError          the run cannot go on
-        └── NonFiniteError     a loss, gradient or row became NaN or infinite
+        ├── NonFiniteError     a loss, gradient or row became NaN or infinite
+        └── PeerError          another node is lost, stuck or has stopped
 
 A message says what happened, with the values, and what to do.
 """
@@ -80,3 +81,7 @@ class TrainingError(DaskpsError):
 
 class NonFiniteError(TrainingError):
     """A loss, gradient or row became NaN or infinite."""
+
+
+class PeerError(TrainingError):
+    """Another node is lost, stuck or has stopped."""

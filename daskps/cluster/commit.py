@@ -35,6 +35,14 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSum:
+    """What a file must be."""
+
+    bytes: int
+    xxh3_64: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A published snapshot, as its manifest tells it."""
 
@@ -44,7 +52,7 @@ class Snapshot:
     created_seconds: float  # since 1970
     draft: Draft
     receipts: dict[str, Any]  # what each partition said when it had prepared
-    files: dict[str, dict[str, Any]]  # relative path: bytes and checksum of every other file of the snapshot
+    files: dict[str, FileSum]  # by path below arrays/
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +76,20 @@ class Partition(Protocol):
     def drop(self, snapshot: str) -> None: ...
 
 
-def settle(partition: Partition, live: Iterable[str]) -> None:
-    """Make a partition's snapshots exactly those of `live`, as far as it has them: the log decides, it follows."""
+def follow(partition: Partition, live: Iterable[str]) -> None:
+    """Confirm what is published and drop what is not live any more; what is only prepared may yet be published."""
     wanted = set(live)
+    for snapshot in sorted(wanted.intersection(partition.prepared())):
+        partition.confirm(snapshot)
+    for snapshot in sorted(set(partition.confirmed()) - wanted):
+        partition.drop(snapshot)
+
+
+def settle(partition: Partition, live: Iterable[str]) -> None:
+    """When a new epoch opens: also discard what was only prepared, because nobody can publish it any more."""
+    follow(partition, live)
     for snapshot in list(partition.prepared()):
-        (partition.confirm if snapshot in wanted else partition.discard)(snapshot)
-    for snapshot in list(partition.confirmed()):
-        if snapshot not in wanted:
-            partition.drop(snapshot)
+        partition.discard(snapshot)
 
 
 class ModelDirectory:
@@ -122,17 +136,26 @@ class ModelDirectory:
 
     def load(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
         """The dense arrays of a snapshot; every byte is checked."""
-        folder = f"{self._folder(snapshot.id)}/arrays"
+        folder = f"{self.folder(snapshot.id)}/arrays"
         contents = {}
         for name, expected in snapshot.files.items():
             data = self._read(f"{folder}/{name}")
-            if len(data) != expected["bytes"] or checksum(data) != expected["xxh3_64"]:
+            found = FileSum(len(data), checksum(data))
+            if found != expected:
                 raise CorruptionError(
-                    f"{folder}/{name} is damaged: {len(data)} bytes with checksum {checksum(data)}, "
-                    f"the manifest says {expected['bytes']} with {expected['xxh3_64']}; restore it or roll back"
+                    f"{folder}/{name} is damaged: it is {found}, the manifest says {expected}; restore it or roll back"
                 )
             contents[name] = data
         return from_files(contents)
+
+    def write_arrays(self, name: str, arrays: Arrays) -> dict[str, FileSum]:
+        """Write the dense arrays of a snapshot that is about to be published; returns what its manifest says of them.
+
+        The node that has them calls this, so that they never pass through the driver.
+        """
+        contents = to_files(arrays)
+        _write_durably(self.files, f"{self.folder(name)}/arrays", contents)
+        return {path: FileSum(len(data), checksum(data)) for path, data in contents.items()}
 
     def begin_epoch(self, run: str) -> Epoch:
         """Take over the model: from here on, no older epoch can publish. StaleError if another driver was faster."""
@@ -161,7 +184,7 @@ class ModelDirectory:
                 continue  # somebody published meanwhile: look again
             break
         for name in wanted:
-            self.files.remove_folder(self._folder(name))
+            self.files.remove_folder(self.folder(name))
 
     def _known(self, name: str, state: State) -> str:
         if name not in state.live:
@@ -169,7 +192,8 @@ class ModelDirectory:
             raise SnapshotError(f"{self.path} has no snapshot {name!r}; it has {known}")
         return name
 
-    def _folder(self, name: str) -> str:
+    def folder(self, name: str) -> str:
+        """Where a snapshot's files are."""
         return f"{self.path}/snapshots/{name}"
 
     def _read(self, path: str) -> bytes:
@@ -179,14 +203,15 @@ class ModelDirectory:
             raise CorruptionError(f"{path} is missing although it was published; restore it or roll back") from None
 
     def _manifest(self, name: str, state: State) -> Snapshot:
-        path = f"{self._folder(name)}/manifest.json"
+        path = f"{self.folder(name)}/manifest.json"
         data = self._read(path)
         fields = unseal(data, path)
         if checksum(data) != state.checksums[name]:
             raise CorruptionError(f"{path} is intact but not what was published as {name}; restore it from a copy")
         if fields.pop("format") > FORMAT:
             raise CorruptionError(f"{path} is of a newer format than {FORMAT}; open the model with a newer daskps")
-        return Snapshot(**{**fields, "draft": Draft(**fields["draft"])})
+        files = {path: FileSum(**item) for path, item in fields["files"].items()}
+        return Snapshot(**{**fields, "draft": Draft(**fields["draft"]), "files": files})
 
 
 class Epoch:
@@ -205,22 +230,23 @@ class Epoch:
     def commit(
         self, draft: Draft, arrays: Arrays, prepare: Callable[[str], Mapping[str, Any]], confirm: Callable[[str], None]
     ) -> Snapshot:
-        """All steps in order, for one process: `prepare` every partition, publish, `confirm`."""
+        """All steps in order, for one process: `prepare` every partition, write, publish, `confirm`."""
         name = self.name(draft.batch)
-        snapshot = self.publish(draft, arrays, prepare(name))
+        receipts = prepare(name)
+        snapshot = self.publish(draft, arrays, receipts)
         confirm(name)
         return snapshot
 
     def publish(self, draft: Draft, arrays: Arrays, receipts: Mapping[str, Any]) -> Snapshot:
-        """Write the snapshot that all partitions have prepared, then publish it by one log entry."""
+        """Write the arrays of the snapshot that all partitions have prepared, then publish it."""
+        return self.publish_written(draft, self.directory.write_arrays(self.name(draft.batch), arrays), receipts)
+
+    def publish_written(self, draft: Draft, files: Mapping[str, FileSum], receipts: Mapping[str, Any]) -> Snapshot:
+        """Publish, by one log entry, what all partitions have prepared and some process has written."""
         directory, name = self.directory, self.name(draft.batch)
-        contents = to_files(arrays)
-        sums = {path: {"bytes": len(data), "xxh3_64": checksum(data)} for path, data in contents.items()}
-        snapshot = Snapshot(name, self.number, self.run, directory.clock(), draft, dict(receipts), sums)
+        snapshot = Snapshot(name, self.number, self.run, directory.clock(), draft, dict(receipts), dict(files))
         manifest = seal({"format": FORMAT, **asdict(snapshot)})
-        folder = f"{directory.path}/snapshots/{name}"
-        written = {f"arrays/{path}": data for path, data in contents.items()} | {"manifest.json": manifest}
-        _write_durably(directory.files, folder, written)
+        _write_durably(directory.files, directory.folder(name), {"manifest.json": manifest})
         self._append(Entry("snapshot", self.number, self.run, (name,), checksum(manifest)))
         return snapshot
 
@@ -237,7 +263,7 @@ class Epoch:
         names = directory.files.list(f"{directory.path}/snapshots")
         orphans = tuple(name for name in names if name not in live and name < self.name(0))
         for name in orphans:
-            directory.files.remove_folder(f"{directory.path}/snapshots/{name}")
+            directory.files.remove_folder(directory.folder(name))
         directory.log.sweep()
         return orphans
 

@@ -37,6 +37,7 @@ class Log:
         self._files = files
         self._folder = folder
         self._token = token
+        self._known: dict[int, Entry] = {}  # an entry never changes, so each is read once
 
     def entries(self) -> list[Entry]:
         """All entries; entry n of the log is item n - 1."""
@@ -76,6 +77,11 @@ class Log:
         return f"{self._folder}/{index:08d}.json"
 
     def _read(self, index: int) -> Entry:
+        if index not in self._known:
+            self._known[index] = self._load(index)
+        return self._known[index]
+
+    def _load(self, index: int) -> Entry:
         path = self._path(index)
         fields = unseal(self._files.read(path), path)
         if fields.pop("format") > FORMAT:

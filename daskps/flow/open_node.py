@@ -15,7 +15,7 @@ from daskps.backend.ops.initial import Initialiser
 from daskps.backend.ops.optimizer import Optimizer, optimizer_fields
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
-from daskps.cluster.commit import Draft, ModelDirectory, settle
+from daskps.cluster.commit import Draft, ModelDirectory, follow
 from daskps.cluster.node import Flight, Flights, NodeTable, initial_rows
 from daskps.config import Job
 from daskps.config import Optimizer as OptimizerSettings
@@ -241,7 +241,7 @@ class OpenNode:
         """Follow what the log says."""
         for table in self.tables:
             with table.lock:
-                settle(table.store, live)
+                follow(table.store, live)
 
     # -- at rest ---------------------------------------------------------------------------------------------------
 

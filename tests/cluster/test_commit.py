@@ -193,8 +193,9 @@ def test_every_flipped_byte_of_every_file_is_noticed_and_named(tmp_path: pathlib
     publish(model.begin_epoch("run"), 1)
 
     def read_all() -> None:
-        for snapshot in model.snapshots():
-            model.load(snapshot)
+        fresh = ModelDirectory(str(tmp_path))
+        for snapshot in fresh.snapshots():
+            fresh.load(snapshot)
 
     rng = random.Random(0)
     for path in sorted(path for path in tmp_path.rglob("*") if path.is_file()):

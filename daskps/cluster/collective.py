@@ -1,0 +1,82 @@
+"""Sums, least values and means over all nodes, by a tree over the ranks, for any number of nodes.
+
+In: one array of equal shape from every node. Out: the same bits on every node. Ranks above the largest power of two are
+folded into the lower ones, which then exchange in pairs at distances 1, 2, 4...: log2 N + 2 messages on the way, two
+fewer than a tree that goes up and down for powers of two. Each pair adds the lower rank's part first, and both do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskps.cluster.message import Array
+from daskps.cluster.session import Session
+from daskps.errors import CapacityError, ProtocolError
+
+
+async def all_reduce(
+    session: Session, kind: str, batch: int, step: int, mine: Array, combine: Callable[[Array, Array], Array]
+) -> Array:
+    """`mine` of all nodes combined; `combine` is called with the lower ranks' part first."""
+    rank, nodes = session.rank, session.nodes
+    paired = 1 << (nodes.bit_length() - 1)  # the largest power of two up to N
+    if rank >= paired:
+        session.send(rank - paired, kind, batch, step=step, arrays=(mine,))
+        return await _part(session, kind, batch, step, rank - paired, mine)
+    if rank + paired < nodes:
+        mine = combine(mine, await _part(session, kind, batch, step, rank + paired, mine))
+    distance = 1
+    while distance < paired:
+        other = rank ^ distance
+        session.send(other, kind, batch, step=step, arrays=(mine,))
+        theirs = await _part(session, kind, batch, step, other, mine)
+        mine = combine(mine, theirs) if rank < other else combine(theirs, mine)
+        distance *= 2
+    if rank + paired < nodes:
+        session.send(rank + paired, kind, batch, step=step, arrays=(mine,))
+    return mine
+
+
+async def _part(session: Session, kind: str, batch: int, step: int, sender: int, like: Array) -> Array:
+    part = (await session.receive(kind, batch, sender, step=step)).arrays[0]
+    if part.shape != like.shape or part.dtype != like.dtype:
+        raise ProtocolError(
+            f"node {session.rank}, batch {batch}, step {step}: {kind} of node {sender} is {part.dtype}{part.shape}, "
+            f"mine is {like.dtype}{like.shape}; all nodes must run one job and one version of daskps"
+        )
+    return part
+
+
+async def sum_dense(session: Session, batch: int, step: int, mine: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Fixed-point sums of all nodes: gradients, weight, loss, metric counts, as one array."""
+    return await all_reduce(session, "dense", batch, step, mine, np.add)
+
+
+async def mean_dense(session: Session, batch: int, step: int, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Mean of all nodes, added in float64; for `sync_every` above 1."""
+    total = await all_reduce(session, "dense", batch, step, mine.astype(np.float64), np.add)
+    return (total / session.nodes).astype(mine.dtype)
+
+
+async def agree_steps(session: Session, batch: int, fitting_steps: int, need: str) -> int:
+    """How many steps of the proposed batch all nodes can take: the tightest node decides, for all.
+
+    `need` says what one step would take on this node, for the error if not even one fits somewhere.
+    """
+    mine = np.zeros(session.nodes, np.int64)
+    mine[session.rank] = fitting_steps
+    fitting = await all_reduce(session, "cut", batch, 0, mine, np.add)
+    least = int(fitting.min())
+    if least < 1:
+        tight = [int(rank) for rank in np.flatnonzero(fitting < 1)]
+        here = f" Here: {need}." if session.rank in tight else ""
+        raise CapacityError(
+            f"batch {batch}: not even one step fits on node{'s' if len(tight) > 1 else ''} "
+            f"{', '.join(map(str, tight))}; no row of it was changed.{here} Raise the budgets, lower "
+            "train.minibatch_examples, or use more nodes"
+        )
+    return least

@@ -1,0 +1,121 @@
+"""The requester's side: rows of a batch from their owners before it trains, and back to them after.
+
+In: a working set, in any order. Out: its rows, what is late and from where it comes, and who else holds what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskps.backend.ops.partition import Partition
+from daskps.cluster.exchange import Shared
+from daskps.cluster.message import Array
+from daskps.cluster.session import Session
+from daskps.types import Bools, Floats, Int32s, Keys
+
+_ODD = np.array([0x9E3779B97F4A7C15 * (2 * i + 1) % 2**64 | 1 for i in range(4096)], np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """One table's working set on this node, after its pull. Positions count the keys as they were asked for."""
+
+    batch: int
+    table: str
+    keys: Keys  # (U,)
+    groups: tuple[Int32s, ...]  # by owner: positions of its keys
+    copied: Int32s  # rows that this node's table of the batch before has, once that one is trained
+    late: tuple[int, ...]  # by owner: how many rows it will send when an earlier batch has pushed them
+    shared: Int32s  # rows that other nodes hold too
+    holders: Keys  # of each shared row: bit set of ranks
+    pushed: Bools | None  # (U,) rows that this node pushes; None: all
+
+    def sharing(self, rank: int, nodes: int) -> Shared:
+        """Who holds what, for the exchange of gradient sums."""
+        return Shared.of(self.keys, self.shared, self.holders, rank, nodes)
+
+
+async def pull(session: Session, batch: int, table: str, keys: Keys, owners: Partition, out: Floats) -> Pulled:
+    """Ask every owner for its keys, empty groups too; free rows are in `out` (U, W) when this returns."""
+    groups = tuple(np.split(owners.order, owners.starts[1:-1]))
+    if session.nodes == 1:  # the owner writes into `out` itself
+        session.send(0, "pull", batch, table=table, arrays=(keys, out))
+    else:
+        for owner, group in enumerate(groups):
+            session.send(owner, "pull", batch, table=table, arrays=(keys[group],))
+    copied, late, shared, holders = [], [], [], []
+    for owner, group in enumerate(groups):
+        message = await session.receive("answer", batch, owner, table=table)
+        _place(out, group, message.note, message.arrays[4:])
+        copied.append(group[message.arrays[0]])
+        late.append(len(message.arrays[1]))
+        shared.append(group[message.arrays[2]])
+        holders.append(message.arrays[3])
+    all_shared, all_holders = np.concatenate(shared), np.concatenate(holders)
+    pushed = None
+    if len(all_shared):
+        pushed = np.ones(len(keys), np.bool_)
+        lower = (np.uint64(1) << np.uint64(session.rank)) - np.uint64(1)
+        pushed[all_shared] = (all_holders & lower) == 0
+    return Pulled(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed)
+
+
+def _place(out: Floats, group: Int32s, note: str, arrays: tuple[Array, ...]) -> None:
+    if note == "all":
+        out[group] = arrays[0]
+    elif note == "some":
+        out[group[arrays[1]]] = arrays[0]
+
+
+async def late_rows(session: Session, pulled: Pulled, out: Floats) -> AsyncIterator[Int32s]:
+    """Put late rows into `out`, the array that `pull` was given, as they come; yields their positions."""
+    for owner, missing in enumerate(pulled.late):
+        step = 0
+        while missing:
+            message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
+            positions = pulled.groups[owner][message.arrays[0]]
+            if len(message.arrays) > 1:  # else the owner has put them there
+                out[positions] = message.arrays[1]
+            yield positions
+            missing -= len(positions)
+            step += 1
+
+
+async def push(session: Session, pulled: Pulled, rows: Floats, snapshot: str, check_replicas: bool) -> None:
+    """Give every owner the trained rows (U, W) that this node is to push; `rows` may be reused when this returns.
+
+    `snapshot` names the snapshot that holds this batch and none after it, or is empty; all nodes say the same.
+    """
+    for owner, group in enumerate(pulled.groups):
+        mine = group if pulled.pushed is None else group[pulled.pushed[group]]
+        arrays: tuple[Array, ...] = (pulled.keys, rows) if session.nodes == 1 else (pulled.keys[mine], rows[mine])
+        if check_replicas:
+            shared = group[np.isin(group, pulled.shared)]
+            arrays = (*arrays, pulled.keys[shared], hash_rows(rows[shared]))
+        session.send(owner, "push", pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
+    await asyncio.gather(
+        *(session.receive("taken", pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
+    )
+
+
+async def lookup(
+    session: Session, batch: int, number: int, table: str, keys: Keys, owners: Partition, out: Floats
+) -> None:
+    """Rows as they are after `batch`; nothing is inserted. `number` tells the lookups of a batch apart."""
+    groups = np.split(owners.order, owners.starts[1:-1])
+    for owner, group in enumerate(groups):
+        session.send(owner, "lookup", batch, step=number, table=table, arrays=(keys[group],))
+    for owner, group in enumerate(groups):
+        message = await session.receive("found", batch, owner, step=number, table=table)
+        out[group] = message.arrays[0]
+
+
+def hash_rows(rows: Floats) -> Keys:
+    """64 bits of each row's bits; any one changed field gives another hash."""
+    bits = rows.view(np.uint32).astype(np.uint64) + np.uint64(1)
+    hashes: Keys = (bits * _ODD[: rows.shape[1]]).sum(axis=1, dtype=np.uint64)
+    return hashes

@@ -1,0 +1,183 @@
+"""A node's place in one epoch of a run: who it is, who its peers are, what has arrived, and how long to wait.
+
+In: messages from the network, in any order. Out: each message to the one who waits for it, or to the handler of its
+kind. A wait that takes too long, a peer that gives up, a message of another run or epoch: an error that names node,
+stage and batch, given to everybody who waits, and told to all peers, so that a run stops everywhere at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from daskps.cluster.message import ABORT, Array, Message, Network
+from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
+
+# What a node that waits for a kind of message is doing, and what it waits for.
+WAITS = {
+    "cut": ("dedup", "how many steps fit"),
+    "answer": ("pull", "the rows that are free"),
+    "late": ("load", "late rows"),
+    "sums": ("train", "gradient sums"),
+    "dense": ("train", "dense sums"),
+    "touched": ("train", "which rows to merge"),
+    "rows": ("train", "rows to merge"),
+    "found": ("evaluate", "rows looked up"),
+    "taken": ("push", "word that it took the push"),
+}
+
+T = TypeVar("T")
+Place = tuple[str, int, int, str, int]  # kind, batch, step, table, sender
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who a node is. Equal on all nodes of a run but for `rank`."""
+
+    run: str
+    epoch: int
+    rank: int
+    nodes: int
+    wait_seconds: float = 300.0
+
+
+class Session:
+    """Sends, and hands out what arrives. All calls are made on the node's event loop."""
+
+    def __init__(self, member: Member, network: Network) -> None:
+        self.member = member
+        self.rank = member.rank
+        self.nodes = member.nodes
+        self.error: DaskpsError | None = None
+        self.bytes_sent = 0
+        self._network = network
+        self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._arrived: dict[Place, Message] = {}
+        self._waiting: dict[Place, asyncio.Future[Message]] = {}
+        self._futures: dict[asyncio.Future[Any], int] = {}  # all that is waited for, and the batch it is for
+        self._closed_batch = -1  # no message of this batch or an earlier one is expected
+
+    @property
+    def peers(self) -> list[int]:
+        """All other ranks."""
+        return [rank for rank in range(self.nodes) if rank != self.rank]
+
+    def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
+        """Give all messages of `kind` to `handler` instead of to a `receive`."""
+        self._handlers[kind] = handler
+
+    def send(
+        self,
+        rank: int,
+        kind: str,
+        batch: int,
+        *,
+        step: int = 0,
+        table: str = "",
+        note: str = "",
+        arrays: tuple[Array, ...] = (),
+    ) -> None:
+        """Put a message on its way; to oneself it goes the short way."""
+        if self.error is not None:
+            raise self.error
+        member = self.member
+        message = Message(kind, member.run, member.epoch, self.rank, batch, step, table, note, arrays)
+        if rank == self.rank:
+            self._accept(message)
+        else:
+            self.bytes_sent += message.nbytes
+            self._network.send(rank, message)
+
+    async def receive(self, kind: str, batch: int, sender: int, *, step: int = 0, table: str = "") -> Message:
+        """The one message of this kind and place, when it is there; PeerError when that takes too long."""
+        place = (kind, batch, step, table, sender)
+        if self.error is not None:
+            raise self.error
+        if place in self._arrived:
+            return self._arrived.pop(place)
+        future = self._waiting[place] = asyncio.get_running_loop().create_future()
+        stage, what = WAITS.get(kind, (kind, kind))
+        of = f" of table {table!r}" if table else ""
+        try:
+            return await self.wait(future, stage, batch, f"node {sender} to send {what}{of}, step {step}")
+        finally:
+            self._waiting.pop(place, None)
+
+    async def wait(self, future: asyncio.Future[T], stage: str, batch: int, what: str) -> T:
+        """The future's result; PeerError if this run fails meanwhile or the time is over."""
+        if self.error is not None:
+            raise self.error
+        self._futures[future] = batch
+        try:
+            async with asyncio.timeout(self.member.wait_seconds):
+                return await future
+        except TimeoutError:
+            error = PeerError(
+                f"node {self.rank}, stage {stage}, batch {batch}: waited {self.member.wait_seconds:g} s for {what}; it "
+                "is stuck, lost or too slow: look at its log, or raise cluster.wait_seconds"
+            )
+            self.fail(error)
+            raise error from None
+        finally:
+            self._futures.pop(future, None)
+
+    def deliver(self, message: Message) -> None:
+        """A message from the network. What does not belong here raises, for the network to report."""
+        member = self.member
+        if (message.run, message.epoch) != (member.run, member.epoch):
+            raise StaleError(
+                f"node {self.rank} of run {member.run!r}, epoch {member.epoch}, got a {message.kind!r} from node "
+                f"{message.sender} of run {message.run!r}, epoch {message.epoch}, batch {message.batch}: that run was "
+                "given up, or its sender must open the model again"
+            )
+        if message.kind == ABORT:
+            self.fail(PeerError(f"node {message.sender} stopped at batch {message.batch}: {message.note}"), tell=False)
+            return
+        self._accept(message)
+
+    def close_batch(self, batch: int) -> None:
+        """Say that `batch` is over on this node: nothing of it is waited for, nothing more may come."""
+        left = [place for place in self._arrived if place[1] <= batch]
+        if left:
+            raise ProtocolError(f"node {self.rank} ends batch {batch}, but nobody took what came for it: {left[:5]}")
+        self._closed_batch = max(self._closed_batch, batch)
+
+    def fail(self, error: DaskpsError, tell: bool = True) -> None:
+        """Stop: everybody who waits here gets `error`, and all peers are told. The first error counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error)
+        if tell:
+            batch = min(self._futures.values(), default=self._closed_batch + 1)
+            member = self.member
+            for rank in self.peers:
+                note = f"{type(error).__name__}: {error}"
+                self._network.send(rank, Message(ABORT, member.run, member.epoch, self.rank, batch, note=note))
+
+    def close(self) -> None:
+        """Stop without telling anybody: the run is over, or this node is gone."""
+        member = self.member
+        self.fail(PeerError(f"node {self.rank} has closed epoch {member.epoch} of run {member.run!r}"), tell=False)
+
+    def _accept(self, message: Message) -> None:
+        if handler := self._handlers.get(message.kind):
+            handler(message)
+            return
+        if message.batch <= self._closed_batch:
+            raise StaleError(
+                f"node {self.rank} has ended batch {self._closed_batch}, but got a {message.kind!r} of batch "
+                f"{message.batch}, step {message.step}, from node {message.sender}"
+            )
+        place = (message.kind, message.batch, message.step, message.table, message.sender)
+        future = self._waiting.get(place)
+        if future is not None and not future.done():
+            future.set_result(message)
+        elif place in self._arrived or future is not None:
+            raise ProtocolError(f"node {self.rank} got this twice: {place}; every message is sent once")
+        else:
+            self._arrived[place] = message

@@ -1,0 +1,65 @@
+"""A process of the simulated cluster: its tasks, its view of the disk, and its death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from tests.cluster.disk import CrashError
+
+if TYPE_CHECKING:
+    from tests.cluster.simulator import World
+
+
+class NodeFiles:
+    """The disk as one process sees it: it may die before any operation that changes something."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._process.world.disk, name)
+
+        def call(*args: Any) -> Any:
+            self._process.breathe()
+            return operation(*args)
+
+        return operation if name in ("read", "list", "make_folder") else call
+
+
+class Process:
+    """Something that can be killed: its tasks stop where they are, its memory and locks are gone."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # a set would be ordered by address
+        self.dies_after: int | None = None  # changes to the disk
+        self.files = NodeFiles(self)
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        world.processes.append(self)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.tasks[task] = None
+        task.add_done_callback(lambda done: self.tasks.pop(done, None))
+        return task
+
+    def breathe(self) -> None:
+        if self.dies_after is not None:
+            self.dies_after -= 1
+            if self.dies_after < 0:
+                self.kill()
+        if not self.alive:
+            raise CrashError
+
+    def kill(self) -> None:
+        self.alive = False
+        if not self.lost.done():
+            self.lost.set_result(None)
+        for task in self.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.world.release(self)

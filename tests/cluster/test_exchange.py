@@ -1,0 +1,197 @@
+"""Sums over nodes: right, equal on all nodes, and loud when a node is missing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskps.cluster.collective import agree_steps, mean_dense, sum_dense
+from daskps.cluster.exchange import Exchange, Shared, Touched
+from daskps.cluster.message import Message
+from daskps.cluster.session import Session
+from daskps.errors import CapacityError, PeerError, ProtocolError, StaleError
+from daskps.types import Field, RowLayout
+from tests.cluster.net import Joined, on_all
+
+nodes_and_seed = {"nodes": st.integers(1, 9), "seed": st.integers(0, 2**32)}
+
+
+@given(**nodes_and_seed)
+def test_dense_sums_are_the_sum_on_every_node(nodes: int, seed: int) -> None:
+    parts = np.random.default_rng(seed).integers(-(2**40), 2**40, (nodes, 5))
+    results = on_all(Joined(nodes, seed), lambda session: sum_dense(session, 0, 0, parts[session.rank]))
+    for result in results:
+        np.testing.assert_array_equal(result, parts.sum(axis=0))
+
+
+@given(**nodes_and_seed)
+def test_dense_means_are_the_same_bits_on_every_node(nodes: int, seed: int) -> None:
+    parts = np.random.default_rng(seed).normal(size=(nodes, 7)).astype(np.float32)
+    results = on_all(Joined(nodes, seed), lambda session: mean_dense(session, 0, 0, parts[session.rank]))
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+        assert result.dtype == np.float32
+    np.testing.assert_allclose(results[0], parts.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_dense_sums_of_unequal_shape_are_refused() -> None:
+    results = on_all(Joined(2), lambda session: sum_dense(session, 3, 4, np.zeros(2 + session.rank, np.int64)))
+    assert isinstance(results[0], ProtocolError)
+    assert "batch 3, step 4: dense of node 1 is int64(3,), mine is int64(2,)" in str(results[0])
+
+
+@given(**nodes_and_seed)
+def test_all_nodes_cut_where_the_tightest_must(nodes: int, seed: int) -> None:
+    fitting = np.random.default_rng(seed).integers(1, 9, nodes).tolist()
+    results = on_all(Joined(nodes, seed), lambda session: agree_steps(session, 0, fitting[session.rank], ""))
+    assert results == [min(fitting)] * nodes
+
+
+def test_a_step_that_fits_nowhere_is_an_error_on_all_nodes_with_figures_where_it_is_tight() -> None:
+    results = on_all(Joined(3), lambda session: agree_steps(session, 7, session.rank, f"{9 + session.rank} rows"))
+    assert all(isinstance(result, CapacityError) for result in results)
+    assert "batch 7: not even one step fits on node 0;" in str(results[1])
+    assert "Here: 9 rows." in str(results[0])
+    assert "Here" not in str(results[1])
+
+
+@st.composite
+def holdings(draw: st.DrawFn) -> tuple[int, list[list[int]], list[list[int]], int]:
+    """Nodes, the keys of each, which of them each touches, a seed."""
+    nodes = draw(st.integers(1, 5))
+    universe = [0, 1, 5, 9, 2**63, 2**64 - 1]
+    held = [draw(st.lists(st.sampled_from(universe), unique=True)) for _ in range(nodes)]
+    touched = [[key for key in keys if draw(st.booleans())] for keys in held]
+    return nodes, held, touched, draw(st.integers(0, 2**32))
+
+
+def sharing(held: list[list[int]], rank: int) -> Shared:
+    keys = held[rank]
+    holders = [sum(1 << other for other, theirs in enumerate(held) if key in theirs) for key in keys]
+    shared = [place for place, bits in enumerate(holders) if bits & (bits - 1)]
+    return Shared.of(
+        np.array(keys, np.uint64),
+        np.array(shared, np.int32),
+        np.array([holders[place] for place in shared], np.uint64),
+        rank,
+        len(held),
+    )
+
+
+@given(case=holdings())
+def test_a_row_touched_anywhere_has_the_sum_over_all_nodes_on_every_holder(
+    case: tuple[int, list[list[int]], list[list[int]], int],
+) -> None:
+    nodes, held, touched, seed = case
+    rng = np.random.default_rng(seed)
+    sums = [{key: rng.integers(-(2**50), 2**50, 3) for key in keys} for keys in touched]
+
+    async def step(session: Session) -> list[dict[int, tuple[int, ...]]]:
+        exchange = Exchange(
+            session, 0, {"main": sharing(held, session.rank), "other": sharing([[]] * nodes, session.rank)}
+        )
+        found = []
+        for number in range(2):  # the second step must not see the first
+            mine = {key: value for key, value in sums[session.rank].items() if number == 0 or key % 2}
+            rows = np.array([held[session.rank].index(key) for key in mine], np.int32)
+            values = np.array([*mine.values()], np.int64).reshape(-1, 3)
+            empty = Touched(np.empty(0, np.int32), np.empty((0, 2), np.int64))
+            result = await exchange.sum_rows(number, {"main": Touched(rows, values), "other": empty})
+            assert len(result["other"].rows) == 0
+            pairs = zip(result["main"].rows, result["main"].sums.tolist(), strict=True)
+            found.append({held[session.rank][row]: tuple(total) for row, total in pairs})
+        return found
+
+    results = on_all(Joined(nodes, seed), step)
+    for rank, steps in enumerate(results):
+        for number, found in enumerate(steps):
+            expected: dict[int, tuple[int, ...]] = {}
+            for key in held[rank]:
+                parts = [theirs[key] for theirs in sums if key in theirs and (number == 0 or key % 2)]
+                if parts:
+                    expected[key] = tuple(int(value) for value in np.sum(parts, axis=0))
+            assert found == expected
+
+
+@given(case=holdings())
+def test_merging_gives_the_mean_over_holders_and_the_largest_count(
+    case: tuple[int, list[list[int]], list[list[int]], int],
+) -> None:
+    nodes, held, touched, seed = case
+    layout = RowLayout((Field("embedding", 2), Field("count", 1, "uint32")))
+    rng = np.random.default_rng(seed)
+    rows = [rng.normal(size=(len(keys), 3)).astype(np.float32) for keys in held]
+    for part in rows:
+        part.view(np.uint32)[:, 2] = rng.integers(0, 2**32, len(part))
+
+    async def merge(session: Session) -> dict[int, bytes]:
+        mine, keys = rows[session.rank], held[session.rank]
+        exchange = Exchange(session, 0, {"main": sharing(held, session.rank)})
+        marks = np.array([key in touched[session.rank] for key in keys], np.bool_)
+        merged = await exchange.merge_rows(0, {"main": marks}, {"main": layout}, lambda _, chosen: mine[chosen])
+        return {keys[row]: value.tobytes() for row, value in zip(*merged["main"], strict=True)}
+
+    results = on_all(Joined(nodes, seed), merge) if nodes > 1 else [{}]
+    for rank, found in enumerate(results):
+        for key in held[rank]:
+            holders = [other for other, keys in enumerate(held) if key in keys]
+            if len(holders) < 2 or not any(key in touched[other] for other in holders):
+                assert key not in found
+                continue
+            assert all(results[other][key] == found[key] for other in holders)
+            values = np.array([rows[other][held[other].index(key)] for other in holders])
+            value = np.frombuffer(found[key], np.float32)
+            np.testing.assert_allclose(value[:2], values[:, :2].astype(np.float64).mean(axis=0), rtol=1e-6)
+            assert value.view(np.uint32)[2] == values.view(np.uint32)[:, 2].max()
+
+
+def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nodes() -> None:
+    joined = Joined(3, wait_seconds=10)
+    joined.lose(2)
+
+    async def step(session: Session) -> None:
+        exchange = Exchange(session, 4, {"main": sharing([[1], [1], [1]], session.rank)})
+        nothing = Touched(np.empty(0, np.int32), np.empty((0, 1), np.int64))
+        await exchange.sum_rows(17, {"main": nothing})
+
+    results = on_all(joined, step)
+    assert all(isinstance(result, PeerError) for result in results)
+    text = " / ".join(map(str, results[:2]))
+    assert "stage train, batch 4: waited 10 s for node 2 to send gradient sums, step 17" in text
+    assert "cluster.wait_seconds" in text
+    # Both waited for node 2; whichever gave up first told the other, or the other gave up itself.
+    assert all(session.error is not None for session in joined.sessions[:2])
+
+
+def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
+    joined = Joined(3)
+
+    async def step(session: Session) -> None:
+        if session.rank == 0:
+            session.fail(CapacityError("the table is full"))
+            return
+        await session.receive("sums", 1, 3 - session.rank)
+
+    results = on_all(joined, step)
+    for result in results[1:]:
+        assert isinstance(result, PeerError)
+        assert "node 0 stopped at batch 0: CapacityError: the table is full" in str(result)
+
+
+@pytest.mark.parametrize(("run", "epoch"), [("other", 1), ("run", 0), ("run", 2)])
+def test_a_message_of_another_run_or_epoch_raises(run: str, epoch: int) -> None:
+    session = Joined(2).sessions[0]
+    with pytest.raises(StaleError, match=f"from node 1 of run '{run}', epoch {epoch}, batch 5"):
+        session.deliver(Message("sums", run, epoch, 1, 5))
+
+
+def test_a_message_of_a_batch_that_is_over_or_that_comes_twice_raises() -> None:
+    session = Joined(2).sessions[0]
+    session.close_batch(3)
+    with pytest.raises(StaleError, match="has ended batch 3, but got a 'sums' of batch 3"):
+        session.deliver(Message("sums", "run", 1, 1, 3))
+    session.deliver(Message("sums", "run", 1, 1, 4))
+    with pytest.raises(ProtocolError, match="twice"):
+        session.deliver(Message("sums", "run", 1, 1, 4))
+    with pytest.raises(ProtocolError, match="nobody took"):
+        session.close_batch(4)
