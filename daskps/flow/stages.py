@@ -131,9 +131,7 @@ STAGES: dict[str, Callable[[OpenNode, Token], tuple[Any, float]]] = {
 
 
 def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> BatchReport:
-    receipts = (
-        node.prepare(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
-    )
+    receipts = node.prepare(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
     times = [*flight.times, ("push", started, time.time(), waited)]
     return BatchReport(
         token=flight.token,

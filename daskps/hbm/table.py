@@ -18,9 +18,10 @@ from daskps.backend.ops.gradient import Status, apply_sums, join_sources, sum_gr
 from daskps.backend.ops.group import Groups, group_occurrences
 from daskps.backend.ops.optimizer import Optimizer
 from daskps.backend.ops.pool import Pooling, pool_rows
-from daskps.backend.ops.rows import gather_rows, scatter_rows
+from daskps.backend.ops.rows import copy_rows, scatter_rows
 from daskps.backend.ops.table import Shard, Shards, build_table, find_rows, join_shards
 from daskps.backend.workspace import Workspace
+from daskps.errors import ProtocolError
 from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout, WorkingSet
 
 
@@ -94,8 +95,12 @@ class HbmTable:
         for m, rows, which in self._by_shard(positions):
             device = self.devices[m]
             keys = device.from_host(self._set.keys[positions[which]])
-            values = previous.gather(device, find_rows(device, shards=previous.shards, keys=keys))
-            scatter_rows(device, rows=self.shards.shards[m].rows, index=rows, values=values)
+            found = find_rows(device, shards=previous.shards, keys=keys)
+            with device.active():
+                lost = bool((found < 0).any())
+            if lost:
+                raise ProtocolError(f"table {self.spec.name!r}: a late row is not in the table of the batch before")
+            copy_rows(device, shards=previous.shards, source=found, rows=self.shards.shards[m].rows, target=rows)
 
     @property
     def _in_place(self) -> bool:
@@ -124,17 +129,6 @@ class HbmTable:
             pieces.append(Shard(shard.device, shard.rows, slots))
         self._shards = join_shards(pieces)
         self._searchable = True
-
-    def gather(self, device: Device, rows: Array) -> Array:
-        """Whole rows by global number, on `device`."""
-        if len(self.devices) == 1:
-            return gather_rows(device, rows=self.shards.shards[0].rows, index=rows)
-        out = device.empty((len(rows), self.spec.layout.width), np.float32)
-        for m, shard in enumerate(self.shards.shards):
-            first, last = self.shards.first_rows[m], self.shards.first_rows[m + 1]
-            here = device.xp.where((rows >= first) & (rows < last), rows - np.int32(first), np.int32(-1))
-            gather_rows(device, rows=shard.rows, index=here.astype(np.int32), out=out)
-        return out
 
     # -- one step --------------------------------------------------------------------------------------------------
 

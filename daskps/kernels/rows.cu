@@ -1,5 +1,5 @@
 // Whole rows moved by number. Their bits are opaque, so they move as integers. A negative number is left out.
-#include "dialect.cuh"
+#include "shard.cuh"
 
 DEVICE void copy_row(const uint32_t* from, uint32_t* to, int32_t width) {
     for (int32_t c = LANE; c < width; c += LANES) to[c] = from[c];
@@ -23,5 +23,15 @@ KERNEL(rows_scatter, const float* values, int32_t width, const int32_t* index, i
     FOR_TILES(i, n) {
         if (index[i] < 0) continue;
         copy_row((const uint32_t*)values + i * width, (uint32_t*)rows + (int64_t)index[i] * width, width);
+    }
+}
+
+// rows[to[i]] = the row that is number from[i] in the shards of another table; each to[i] at most once
+KERNEL(rows_copy, const Shard* shards, int32_t shard_count, const int32_t* from, const int32_t* to, int64_t n,
+       int32_t width, float* rows) {
+    FOR_TILES(i, n) {
+        if (from[i] < 0) continue;
+        copy_row((const uint32_t*)row_address(shards, shard_count, from[i], width),
+                 (uint32_t*)rows + (int64_t)to[i] * width, width);
     }
 }

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from daskps.backend.ops.rows import gather_rows, scatter_rows
+from daskps.backend.ops.rows import copy_rows, gather_rows, scatter_rows
+from daskps.backend.ops.table import Shard, join_shards
 from daskps.errors import ArgumentError
 
 
@@ -19,6 +20,22 @@ def test_gather_then_scatter_keeps_every_bit(node, rng, width):
     want = np.zeros((50, width), np.uint32)
     want[index] = rows.view(np.uint32)[index]
     np.testing.assert_array_equal(device.to_host(target).view(np.uint32), want)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_rows_are_copied_from_whichever_device_holds_them(node, rng, devices):
+    group = node(devices)
+    pieces = [rng.integers(0, 2**32, (n, 9), np.uint32).view(np.float32) for n in (20, 0, 11)[:devices]]
+    shards = join_shards([Shard(device, device.from_host(rows)) for device, rows in zip(group, pieces, strict=True)])
+    whole = np.concatenate(pieces).view(np.uint32)
+    source = rng.permutation(len(whole))[:15].astype(np.int32)
+    target = rng.permutation(40)[:15].astype(np.int32)
+    for device in group:
+        rows = device.zeros((40, 9), np.float32)
+        copy_rows(device, shards=shards, source=device.from_host(source), rows=rows, target=device.from_host(target))
+        want = np.zeros((40, 9), np.uint32)
+        want[target] = whole[source]
+        np.testing.assert_array_equal(device.to_host(rows).view(np.uint32), want)
 
 
 def test_negative_numbers_are_left_out(node):

@@ -1,4 +1,4 @@
-"""Whole rows by number: gather and scatter. Their bits are opaque. A negative number is left out."""
+"""Whole rows by number: gather, scatter, copy. Their bits are opaque. A negative number is left out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from daskps.backend.check import check_array
 from daskps.backend.device import Array, Device
+from daskps.backend.ops.table import Shards
+from daskps.errors import ArgumentError
 
 
 def gather_rows(device: Device, *, rows: Array, index: Array, out: Array | None = None) -> Array:
@@ -28,4 +30,24 @@ def scatter_rows(device: Device, *, rows: Array, index: Array, values: Array) ->
     width = rows.shape[1]
     device.launch(
         "rows_scatter", len(index), tiles=True, values=values, width=width, index=index, n=len(index), rows=rows
+    )
+
+
+def copy_rows(device: Device, *, shards: Shards, source: Array, rows: Array, target: Array) -> None:
+    """``rows[target[i]]`` becomes row ``source[i]`` of another table's shards, wherever that is; targets are distinct."""
+    check_array("copy_rows", "rows", rows, device, np.float32, (None, None))
+    check_array("copy_rows", "source", source, device, np.int32, (None,))
+    check_array("copy_rows", "target", target, device, np.int32, (len(source),))
+    if rows.shape[1] != shards.width:
+        raise ArgumentError(f"copy_rows: rows of width {shards.width} do not fit rows of width {rows.shape[1]}")
+    device.launch(
+        "rows_copy",
+        len(source),
+        tiles=True,
+        shards=shards.on(device),
+        shard_count=len(shards.shards),
+        **{"from": source, "to": target},
+        n=len(source),
+        width=shards.width,
+        rows=rows,
     )
