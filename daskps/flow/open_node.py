@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from daskps.backend.device import CpuDevice, Device, devices
 from daskps.backend.ops.initial import Initialiser
@@ -29,6 +29,7 @@ from daskps.mem.memps import MemPS
 from daskps.model import engine, network
 from daskps.model.metrics import Metrics
 from daskps.model.optimizer import DenseOptimizer
+from daskps.ssd import Options, Partitions
 from daskps.types import Floats, Keys, RowLayout
 
 
@@ -153,7 +154,7 @@ class OpenNode:
             "uniform": Initialiser("uniform", -scale, scale),
             "normal": Initialiser("normal", 0.0, scale),
         }[settings.kind]
-        store = open_partitions(self, spec)
+        store = self._open_store(spec)
         weights = [len(other.slots) * other.layout.row_bytes for other in self.specs]
         share = len(spec.slots) * spec.layout.row_bytes / sum(weights)
         mem = MemPS(
@@ -169,6 +170,21 @@ class OpenNode:
             lru_share=self.job.cluster.lru_share,
         )
         return NodeTable(spec, mem, store)
+
+    def _open_store(self, spec: TableSpec) -> Partitions:
+        """This node's partitions of a table, as the log says they are."""
+        path, job = f"{self.directory.path}/tables/{spec.name}", self.job
+        options = Options(disk_bytes=job.budget.disk_bytes)
+        if self.snapshot is None:
+            # What a run left behind that never published is nobody's.
+            self.directory.files.remove_folder(path)
+            hash_kind: Literal["mixed", "modulo"] = "mixed" if job.cluster.partition_by == "hash" else "modulo"
+            return Partitions.create(
+                path, spec.layout, pool=self.pool, partitions=job.cluster.partitions, hash=hash_kind, options=options
+            )
+        store = Partitions.open(path, pool=self.pool, snapshot=self.snapshot.id, options=options)
+        settle(store, self.directory.state().live)
+        return store
 
     def opened(self) -> Opened:
         """What the driver needs to know."""
