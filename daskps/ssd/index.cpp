@@ -62,7 +62,9 @@ DEVICE int64_t seek(const Group& group, uint64_t hash, bool* found) {
 }
 
 DEVICE void prefetch_home(const Group& group, uint64_t hash) {
-    __builtin_prefetch(group.slots + home_of(hash, group.capacity) * SLOT);
+    const uint8_t* home = group.slots + home_of(hash, group.capacity) * SLOT;
+    __builtin_prefetch(home);
+    __builtin_prefetch(home + 64);  // at 94% load an entry is 8 slots from home, on average
 }
 
 // Keys of each group in [first, last): the first pass of a partition by group.
@@ -70,14 +72,15 @@ NATIVE(void, ssd_index_count, const uint64_t* keys, int64_t first, int64_t last,
     for (int64_t i = first; i < last; ++i) ++counts[group_of(hash_of(keys[i]))];
 }
 
-// The second pass: hashes and positions of the keys, stable within a group, from each group's cursor on.
-NATIVE(void, ssd_index_scatter, const uint64_t* keys, int64_t first, int64_t last, int64_t* cursors, uint64_t* hashes,
-       uint32_t* positions) {
+// The second pass: hashes of the keys, in their order within a group, from each group's cursor on; with each goes its value,
+// or without values its position.
+NATIVE(void, ssd_index_scatter, const uint64_t* keys, const uint32_t* values, int64_t first, int64_t last,
+       int64_t* cursors, uint64_t* hashes, uint32_t* grouped) {
     for (int64_t i = first; i < last; ++i) {
         const uint64_t hash = hash_of(keys[i]);
         const int64_t at = cursors[group_of(hash)]++;
         hashes[at] = hash;
-        positions[at] = (uint32_t)i;
+        grouped[at] = values ? values[i] : (uint32_t)i;
     }
 }
 
@@ -102,6 +105,28 @@ NATIVE(void, ssd_index_find, const uint64_t* tables, const int64_t* capacities, 
     }
 }
 
+// Requests (place << 32 | position) of the partitioned keys [first, last) that are there, packed from requests[first] on;
+// found gets a 1 at their positions. Returns how many.
+NATIVE(int64_t, ssd_index_request, const uint64_t* tables, const int64_t* capacities, const uint32_t* starts,
+       const uint64_t* hashes, const uint32_t* positions, int64_t first, int64_t last, uint64_t* requests,
+       uint8_t* found) {
+    int64_t count = 0;
+    for (int64_t i = first; i < last; ++i) {
+        if (i + AHEAD < last) {
+            const uint64_t next = hashes[i + AHEAD];
+            prefetch_home(group_at(tables, capacities, starts, group_of(next)), next);
+        }
+        bool there;
+        const Group group = group_at(tables, capacities, starts, group_of(hashes[i]));
+        const uint8_t* slot = group.slots + seek(group, hashes[i], &there) * SLOT;
+        const uint32_t place = there ? place_at(slot) : EMPTY;
+        requests[first + count] = (uint64_t)place << 32 | positions[i];
+        count += place < DEAD;
+        found[positions[i]] = place < DEAD;
+    }
+    return count;
+}
+
 // Make room at slot p of bucket b by moving the run that starts there; false when the group's end is reached.
 DEVICE bool open_slot(const Group& group, int64_t p, int64_t bucket, int64_t* dead) {
     int64_t e = p;
@@ -114,13 +139,12 @@ DEVICE bool open_slot(const Group& group, int64_t p, int64_t bucket, int64_t* de
     return true;
 }
 
-// Insert or replace the partitioned keys of groups [first, last). hashes and positions are in group order; the places go
-// in and the replaced places (EMPTY for new keys) come out by position. cursors (256) say how far each group has come,
-// ends (256) where it stops. Returns the group that must grow before going on, or -1 when all is done.
+// Insert or replace the partitioned keys of groups [first, last): hashes, places and, out, the replaced places (EMPTY for new
+// keys) are all in group order. cursors (256) say how far each group has come, ends (256) where it stops. Returns the
+// group that must grow before going on, or -1 when all is done.
 NATIVE(int64_t, ssd_index_insert, const uint64_t* tables, const int64_t* capacities, const int64_t* limits,
        uint32_t* starts, int64_t* counts, int64_t* dead, int64_t first, int64_t last, int64_t* cursors,
-       const int64_t* ends, const uint64_t* hashes, const uint32_t* positions, const uint32_t* places,
-       uint32_t* previous) {
+       const int64_t* ends, const uint64_t* hashes, const uint32_t* places, uint32_t* previous) {
     for (int64_t g = first; g < last; ++g) {
         const Group group = group_at(tables, capacities, starts, g);
         for (int64_t& i = cursors[g]; i < ends[g]; ++i) {
@@ -132,13 +156,13 @@ NATIVE(int64_t, ssd_index_insert, const uint64_t* tables, const int64_t* capacit
                 const uint32_t old = place_at(slot);
                 counts[g] += old == DEAD;
                 dead[g] -= old == DEAD;
-                previous[positions[i]] = old == DEAD ? EMPTY : old;
+                previous[i] = old == DEAD ? EMPTY : old;
             } else {
                 if (counts[g] + dead[g] >= limits[g] || !open_slot(group, p, bucket_of(hashes[i]), dead + g)) return g;
                 ++counts[g];
-                previous[positions[i]] = EMPTY;
+                previous[i] = EMPTY;
             }
-            put(slot, hashes[i] & LOW48, places[positions[i]]);
+            put(slot, hashes[i] & LOW48, places[i]);
         }
     }
     return -1;
@@ -163,19 +187,22 @@ NATIVE(void, ssd_index_remove, const uint64_t* tables, const int64_t* capacities
 }
 
 // An empty group: every slot free, bucket b begins at its home.
-NATIVE(void, ssd_index_clear, void* slots, int64_t capacity, uint32_t* starts) {
+DEVICE void clear(void* slots, int64_t capacity, uint32_t* starts) {
     memset(slots, 0xff, (capacity + TAIL) * SLOT);
     for (int64_t b = 0; b < BUCKETS; ++b) starts[b] = (uint32_t)home_of((uint64_t)b << 48, capacity);
     starts[BUCKETS] = (uint32_t)(capacity + TAIL);
 }
 
-// Copy a group's live entries, in order, into a cleared group of another capacity. Returns their number, or -1 when the
+NATIVE(void, ssd_index_clear, void* slots, int64_t capacity, uint32_t* starts) { clear(slots, capacity, starts); }
+
+// Copy a group's live entries, in order, into a new group of another capacity. Returns their number, or -1 when the
 // run at the end does not fit (then more capacity is wanted).
 NATIVE(int64_t, ssd_index_rehash, const void* old_slots, const uint32_t* old_starts, void* new_slots,
        int64_t capacity, uint32_t* new_starts) {
     const uint8_t* from = (const uint8_t*)old_slots;
     uint8_t* to = (uint8_t*)new_slots;
     int64_t next = 0, moved = 0;
+    clear(new_slots, capacity, new_starts);
     for (int64_t b = 0; b < BUCKETS; ++b) {
         if (next > (int64_t)new_starts[b]) new_starts[b] = (uint32_t)next;
         for (int64_t p = old_starts[b]; p < (int64_t)old_starts[b + 1]; ++p) {

@@ -7,15 +7,15 @@ by itself in small steps, so growing never holds the index twice.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
-from daskps.types import Keys
+from daskps.types import Bools, Keys
 
 Places: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -29,12 +29,16 @@ SLOT_BYTES = 10
 TAIL_SLOTS = 64
 LEAST_SLOTS = 16
 # A group is full at 94% and then grows by 8.5%: 10 bytes / (0.94 / 1.085) = 11.55 bytes a key right after growing.
-# Groups under SMALL keys grow faster, for speed; all of them together stay under 6 MB.
+# Groups under 4 x SMALL keys (a million in all) grow faster, for speed.
 FULL = 0.94
 GROWTH = 1.085
 SMALL = 1024
 # Keys handled at once: bounds the scratch of one insert to 16 bytes x this, and keeps it in the cache.
 BATCH_KEYS = 1 << 20
+# A hand-over to the pool costs more than this many keys.
+FEW_KEYS = 4096
+
+T = TypeVar("T")
 
 
 class KeyIndex:
@@ -79,18 +83,49 @@ class KeyIndex:
                 places=places,
             )
 
-        if len(keys) < 4096:  # a hand-over to the pool costs more than this many lookups
-            share(0, 1)
-        else:
-            self._pool.shares(share)
+        shares = self._shares(keys)
+        self._each(lambda index: share(index, shares), shares)
         return places
 
-    def insert(self, keys: Keys, places: Places) -> Places:
-        """Put or replace keys, the last of equal ones winning; returns the replaced places, ABSENT for new keys."""
+    def request(self, keys: Keys) -> tuple[npt.NDArray[np.uint64], Bools]:
+        """Words place << 32 | position of the keys that are there, in no order, and which keys those are."""
+        _, hashes, positions = self._partition(keys, None)
+        requests, found = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint8)
+        shares = self._shares(keys)
+        cuts = [len(keys) * share // shares for share in range(shares + 1)]
+        request = library().ssd_index_request
+
+        def run(share: int) -> int:
+            return int(
+                request(
+                    tables=self._tables,
+                    capacities=self._capacities,
+                    starts=self._starts,
+                    hashes=hashes,
+                    positions=positions,
+                    first=cuts[share],
+                    last=cuts[share + 1],
+                    requests=requests,
+                    found=found,
+                )
+            )
+
+        counts = self._each(run, shares)
+        if sum(counts) < len(keys):
+            parts = [requests[first : first + count] for first, count in zip(cuts, counts, strict=False)]
+            requests = np.concatenate(parts)
+        return requests, found.view(np.bool_)
+
+    def insert(self, keys: Keys, places: Places, coming: int = 0) -> Places:
+        """Put or replace keys, the last of equal ones winning; returns the places that were replaced, in no order.
+
+        ABSENT stands for new keys. `coming` more keys follow soon: groups that must grow make room for them as well.
+        """
         previous = np.empty(len(keys), np.uint32)
         for first in range(0, len(keys), BATCH_KEYS):
             part = slice(first, first + BATCH_KEYS)
-            self._insert_batch(keys[part], places[part], previous[part])
+            after = max(0, len(keys) - first - BATCH_KEYS) + coming
+            self._insert_batch(keys[part], places[part], previous[part], after)
         return previous
 
     def remove(self, keys: Keys) -> Places:
@@ -144,14 +179,13 @@ class KeyIndex:
         self._capacities[group] = capacity
         self._limits[group] = int(FULL * capacity)
 
-    def _insert_batch(self, keys: Keys, places: Places, previous: Places) -> None:
-        begins, hashes, positions = self._partition(keys)
+    def _insert_batch(self, keys: Keys, places: Places, previous: Places, coming: int) -> None:
+        begins, hashes, grouped = self._partition(keys, places)
         cursors, ends = begins[:-1].copy(), begins[1:].copy()
         counts_before = self._counts.copy()
         insert = library().ssd_index_insert
 
-        def run(groups: tuple[int, int]) -> None:
-            first, last = groups
+        def run(first: int, last: int) -> None:
             while first < last:
                 full = insert(
                     tables=self._tables,
@@ -165,29 +199,24 @@ class KeyIndex:
                     cursors=cursors,
                     ends=ends,
                     hashes=hashes,
-                    positions=positions,
-                    places=places,
+                    places=grouped,
                     previous=previous,
                 )
                 if full < 0:
                     return
                 done = int(cursors[full] - begins[full])
                 new = int(self._counts[full] - counts_before[full])
-                coming = int(ends[full] - cursors[full]) * new // (done + 32)
-                self._grow(full, coming)
+                self._grow(full, (int(ends[full] - cursors[full]) + coming // GROUPS) * new // (done + 32))
                 first = full
 
-        pieces = 1 if len(keys) < 4096 else 4 * self._pool.cores
-        cuts = [GROUPS * piece // pieces for piece in range(pieces + 1)]
-        runs = list(pairwise(cuts))
-        if pieces == 1:
-            run(runs[0])
-        else:
-            self._pool.map(run, runs)
+        pieces = 1 if len(keys) < FEW_KEYS else 4 * self._pool.cores  # small ones, because groups that grow take longer
+        self._each(lambda piece: run(GROUPS * piece // pieces, GROUPS * (piece + 1) // pieces), pieces)
 
-    def _partition(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], Places]:
-        """Hashes and positions of the keys in group order, equal groups in the keys' order."""
-        shares = 1 if len(keys) < 4096 else self._pool.cores
+    def _partition(
+        self, keys: Keys, values: Places | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], Places]:
+        """Where each group begins, and in group order the hashes of the keys with their values (or positions)."""
+        shares = self._shares(keys)
         cuts = [len(keys) * share // shares for share in range(shares + 1)]
         counts = np.zeros((shares, GROUPS), np.int64)
 
@@ -197,31 +226,33 @@ class KeyIndex:
         self._each(count, shares)
         begins = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
         cursors = begins[:-1] + np.cumsum(counts, axis=0) - counts
-        hashes, positions = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint32)
+        hashes, grouped = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint32)
 
         def scatter(share: int) -> None:
             library().ssd_index_scatter(
                 keys=keys,
+                values=values,
                 first=cuts[share],
                 last=cuts[share + 1],
                 cursors=cursors[share],
                 hashes=hashes,
-                positions=positions,
+                grouped=grouped,
             )
 
         self._each(scatter, shares)
-        return begins, hashes, positions
+        return begins, hashes, grouped
 
-    def _each(self, call: object, shares: int) -> None:
-        if shares == 1:
-            call(0)  # type: ignore[operator]
-        else:
-            self._pool.map(call, range(shares))  # type: ignore[arg-type]
+    def _shares(self, keys: Keys) -> int:
+        return 1 if len(keys) < FEW_KEYS else self._pool.cores
+
+    def _each(self, call: Callable[[int], T], shares: int) -> list[T]:
+        return [call(0)] if shares == 1 else self._pool.map(call, range(shares))
 
     def _grow(self, group: int, coming: int) -> None:
         count, capacity = int(self._counts[group]), int(self._capacities[group])
-        factor = 2.0 if count < SMALL else 1.25 if count < 4 * SMALL else GROWTH
+        factor = 2.0 if count < SMALL else 1.5 if count < 4 * SMALL else GROWTH
         wanted = _slots_for(count + coming)
+        wanted = min(wanted, 16 * capacity + SMALL)  # an estimate: not too far at once
         self._rehash(group, max(int(factor * capacity), wanted, capacity + LEAST_SLOTS))
 
     def _rehash(self, group: int, capacity: int) -> None:
@@ -229,7 +260,6 @@ class KeyIndex:
         capacity = max(capacity, LEAST_SLOTS)
         while True:
             slots, starts = _empty_slots(capacity), np.empty(STARTS, np.uint32)
-            library().ssd_index_clear(slots=slots, capacity=capacity, starts=starts)
             moved = library().ssd_index_rehash(
                 old_slots=self._slots[group],
                 old_starts=self._starts[group],

@@ -23,6 +23,11 @@ class Ledger:
         self._kept = np.zeros(0, np.bool_)  # some snapshot needs the file
 
     @property
+    def files(self) -> int:
+        """One more than the largest file number so far."""
+        return len(self._rows)
+
+    @property
     def live_rows(self) -> int:
         """Live rows of all files."""
         return int(self._live.sum())

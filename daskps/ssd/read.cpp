@@ -9,14 +9,24 @@
 DEVICE int64_t place_of(uint64_t request) { return (int64_t)(request >> 32); }
 DEVICE int64_t answer_of(uint64_t request) { return (int64_t)(request & 0xffffffffu); }
 
-// Words place << 32 | i for the found keys of [0, n); returns how many. `absent` places are left out.
-NATIVE(int64_t, ssd_requests, const uint32_t* places, int64_t n, uint32_t absent, uint64_t* requests) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        requests[count] = (uint64_t)places[i] << 32 | (uint64_t)i;
-        count += places[i] != absent;
+// Sort requests by place, 11 bits a pass, over the places' lower `bits` bits; NumPy's sort takes 5 times as long here.
+NATIVE(void, ssd_sort_requests, uint64_t* requests, uint64_t* scratch, int64_t n, int64_t bits) {
+    const int64_t digits = 2048;
+    uint64_t *from = requests, *to = scratch;
+    for (int64_t shift = 32; shift < 32 + bits; shift += 11) {
+        int64_t counts[digits] = {};
+        for (int64_t i = 0; i < n; ++i) ++counts[(from[i] >> shift) & (digits - 1)];
+        for (int64_t d = 0, sum = 0; d < digits; ++d) {
+            const int64_t count = counts[d];
+            counts[d] = sum;
+            sum += count;
+        }
+        for (int64_t i = 0; i < n; ++i) to[counts[(from[i] >> shift) & (digits - 1)]++] = from[i];
+        uint64_t* swap = from;
+        from = to;
+        to = swap;
     }
-    return count;
+    if (from != requests) memcpy(requests, from, n * sizeof(uint64_t));
 }
 
 // Ranges (offset, bytes, first request, last request) of whole blocks that hold the rows of requests [first, last) of one

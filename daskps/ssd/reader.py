@@ -18,7 +18,6 @@ from daskps.backend.native import library
 from daskps.errors import CorruptionError, StoreError
 from daskps.ssd.files import Files
 from daskps.ssd.format import Shape, chunk_names
-from daskps.ssd.index import ABSENT, Places
 from daskps.ssd.shelf import ParameterFile, Shelf
 from daskps.types import Floats, Int64s
 
@@ -41,13 +40,10 @@ class _Task:
     last: int
 
 
-def sorted_requests(places: Places) -> npt.NDArray[np.uint64]:
-    """A request for every place that is not ABSENT, in place order."""
-    requests = np.empty(len(places), np.uint64)
-    count = library().ssd_requests(places=places, n=len(places), absent=ABSENT, requests=requests)
-    requests = requests[:count]
-    requests.sort()
-    return requests
+def sort_requests(requests: npt.NDArray[np.uint64], places: int) -> None:
+    """Sort in place by place, all of which are below `places`."""
+    scratch = np.empty_like(requests)
+    library().ssd_sort_requests(requests=requests, scratch=scratch, n=len(requests), bits=places.bit_length())
 
 
 def by_file(requests: npt.NDArray[np.uint64], file_rows: int) -> list[tuple[int, int, int]]:

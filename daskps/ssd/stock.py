@@ -23,7 +23,7 @@ from daskps.ssd.index import ABSENT, KeyIndex
 from daskps.ssd.ledger import Ledger
 from daskps.ssd.manifest import FileEntry, Manifest
 from daskps.ssd.options import Options
-from daskps.ssd.reader import by_file, read_rows, sorted_requests
+from daskps.ssd.reader import by_file, read_rows, sort_requests
 from daskps.ssd.shelf import ParameterFile, Shelf
 from daskps.ssd.statistics import Counters
 from daskps.types import Bools, Floats, Keys
@@ -58,8 +58,8 @@ class Stock:
     def load(self, keys: Keys, out: Floats) -> Bools:
         """Copy the rows of the keys into `out`; tells which were found."""
         with self.lock:
-            places = self.index.find(keys)
-            requests = sorted_requests(places)
+            requests, found = self.index.request(keys)
+            sort_requests(requests, self.ledger.files * self.shape.file_rows)
             wanted = []
             for number, first, last in by_file(requests, self.shape.file_rows):
                 file = self.shelf.current[number]
@@ -73,7 +73,6 @@ class Stock:
             self._counters.read_bytes += read
             self._counters.loaded_rows += len(requests)
             self._counters.loaded_bytes += len(requests) * self.shape.row_bytes
-        found: Bools = places != ABSENT
         return found
 
     def delete(self, keys: Keys) -> Bools:
@@ -197,7 +196,8 @@ class Stock:
         with self.lock:
             file.count += count
             self.ledger.add(file.number, first, count)
-            previous = self.index.insert(keys[:count], np.arange(base, base + count, dtype=np.uint32))
+            places = np.arange(base, base + count, dtype=np.uint32)
+            previous = self.index.insert(keys[:count], places, coming=len(keys) - count)
             self.ledger.clear(previous)
         if file.count == self.shape.file_rows:
             if 2 * self.ledger.live_of(file.number) <= file.count:
