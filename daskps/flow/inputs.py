@@ -125,9 +125,7 @@ def _steps(job: Job, rank: int, nodes: int) -> Steps:
 
 def _source(job: Job, paths: tuple[str, ...]) -> Source:
     data = job.data
-    return Source(
-        paths, _format(job), _schema(job), data.hash_seed, BadRowPolicy(data.bad_lines, data.bad_share)
-    )
+    return Source(paths, _format(job), _schema(job), data.hash_seed, BadRowPolicy(data.bad_lines, data.bad_share))
 
 
 def _schema(job: Job) -> Schema:

@@ -15,7 +15,7 @@ from daskps.backend.ops.initial import Initialiser
 from daskps.backend.ops.optimizer import Optimizer, optimizer_fields
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
-from daskps.cluster.commit import Draft, ModelDirectory, follow
+from daskps.cluster.commit import Draft, ModelDirectory, follow, settle
 from daskps.cluster.node import Flight, Flights, NodeTable, initial_rows
 from daskps.config import Job
 from daskps.config import Optimizer as OptimizerSettings
@@ -183,7 +183,8 @@ class OpenNode:
                 path, spec.layout, pool=self.pool, partitions=job.cluster.partitions, hash=hash_kind, options=options
             )
         store = Partitions.open(path, pool=self.pool, snapshot=self.snapshot.id, options=options)
-        settle(store, self.directory.state().live)
+        for partition in store.stores.values():
+            settle(partition, self.directory.state().live)
         return store
 
     def opened(self) -> Opened:
@@ -257,7 +258,8 @@ class OpenNode:
         """Follow what the log says."""
         for table in self.tables:
             with table.lock:
-                follow(table.store, live)
+                for partition in table.store.stores.values():
+                    follow(partition, live)
 
     # -- at rest ---------------------------------------------------------------------------------------------------
 

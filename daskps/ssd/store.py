@@ -217,6 +217,14 @@ class Store:
         """All snapshots, oldest first."""
         return list(self._manifest.snapshots)
 
+    def prepared(self) -> list[str]:
+        """Ids of the snapshots that nobody has decided about."""
+        return [snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "prepared"]
+
+    def confirmed(self) -> list[str]:
+        """Ids of the valid snapshots."""
+        return [snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "confirmed"]
+
     def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
         """Make the current state durable under a new id; `confirm` or `discard` decides about it later.
 

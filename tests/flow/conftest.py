@@ -17,7 +17,7 @@ from daskps.cluster.plugin import THREADS
 from daskps.config import make_job
 from daskps.flow.progress import Outcome
 from daskps.flow.train import train
-from daskps.ssd import Store
+from daskps.ssd import Partitions
 
 Settings = dict[str, Any]
 
@@ -50,11 +50,10 @@ def model_rows(path: Path, table: str = "main") -> tuple[np.ndarray, np.ndarray]
     assert snapshot is not None
     keys, rows = [], []
     with ComputePool(1) as pool:
-        for part in sorted((path / "tables" / table).iterdir()):
-            with Store.open(str(part), pool=pool, snapshot=snapshot.id, read_only=True) as store:
-                for part_keys, part_rows in store.scan():
-                    keys.append(part_keys)
-                    rows.append(part_rows)
+        with Partitions.open(path / "tables" / table, pool=pool, snapshot=snapshot.id, read_only=True) as store:
+            for part_keys, part_rows in store.scan():
+                keys.append(part_keys)
+                rows.append(part_rows)
     order = np.argsort(np.concatenate(keys))
     return np.concatenate(keys)[order], np.concatenate(rows)[order]
 
