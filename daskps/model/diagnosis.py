@@ -54,7 +54,7 @@ def explain(
     parameters: Mapping[str, Any],
     *,
     gradients: Mapping[str, Any] | None,  # of the block that failed; None: it was a loss
-    pooled: Sequence[Any],
+    pooled: Sequence[Any] | None,  # None: gradients were written over them
     dense: Any,
     labels: Any,
     example_weights: Any,
@@ -68,8 +68,9 @@ def explain(
     bad = next((name for name, array in parameters.items() if not np.isfinite(array).all()), None)
     cause = (
         (f"parameter {bad} is not finite" if bad else None)
-        or _bad_input(architecture, pooled, dense, first)
+        or _bad_input(architecture, pooled or [], dense, first)
         or _bad_example(labels, example_weights, first)
-        or "all inputs and parameters are finite, but too large together"
+        or ("all inputs and parameters are finite, but too large together" if pooled is not None else None)
+        or "perhaps a slot, but gradients were written over the pooled slots: give `gradients` arrays of their own"
     )
     return f"{what}: {cause}; lower the learning rate, clip gradients, or scale down dense features and weights"

@@ -38,9 +38,7 @@ class StepResult:
 
     logits: Any  # (n,) float32
     probabilities: Any  # (n,) float32
-    gradients: Sequence[
-        Any
-    ]  # (n, S * D) float32 of each table's pooled slots: of the weighted loss, summed, not averaged
+    gradients: Sequence[Any]  # (n, S * D) float32 of each table's pooled slots; of the weighted loss, not averaged
     sums: Any  # (P + 2,) int64 of the part: every parameter's gradient, the loss, the weight
 
 
@@ -134,11 +132,14 @@ class Network:
         failed = next((space for space in spaces if bool(space.flags.any())), None)
         if failed is not None:
             host = self.engine.to_host
+            # an engine that runs ahead has written gradients over the inputs before a flag is seen
+            shared = any(xp.may_share_memory(own, other) for own, other in zip(gradients, pooled, strict=True))
+            intact = self.engine.immediate or not shared
             message = explain(
                 self.architecture,
                 {name: host(array) for name, array in self.parameters.items()},
                 gradients=None if failed.loss_flag[0] else {k: host(v) for k, v in failed.gradients.items()},
-                pooled=[host(array) for array in pooled],
+                pooled=[host(array) for array in pooled] if intact else None,
                 dense=None if dense is None else host(dense),
                 labels=host(labels),
                 example_weights=None if example_weights is None else host(example_weights),

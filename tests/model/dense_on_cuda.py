@@ -75,6 +75,9 @@ def _names_the_slot(gpu: Device) -> None:
     data.pooled[1][20, 5] = np.nan
     with pytest.raises(NonFiniteError, match="slot 1 of table 1 pools to nan"):
         network.step(**moved(gpu, data.all))
+    inputs = moved(gpu, data.all)
+    with pytest.raises(NonFiniteError, match="perhaps a slot, but gradients were written over"):
+        network.step(**inputs, gradients=inputs["pooled"])
 
 
 if __name__ == "__main__":

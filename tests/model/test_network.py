@@ -1,5 +1,6 @@
 """Each network computes what it is defined to, its gradients are those of its loss, and its bits depend on no split."""
 
+import dataclasses
 import itertools
 
 import dense_reference as reference
@@ -252,6 +253,19 @@ def test_a_slot_that_is_not_finite_is_named(name: str, gradients_over_pooled: bo
         with pytest.raises(NonFiniteError, match=rf"slot {slots - 1} of table {table} pools to .*example {50 + 32};"):
             network.step(**data.all, first_block=2, gradients=data.pooled if gradients_over_pooled else None)
     network.step(**examples(network.architecture, 16).all)  # and the network is fit for use
+
+
+def test_an_engine_that_runs_ahead_names_no_slot_whose_values_are_gone(pool: ComputePool) -> None:
+    ahead = dataclasses.replace(cpu(pool), immediate=False)
+    network = build("deepfm", engine=ahead, block_examples=16, **SHAPES["deepfm"])
+    for shared, message in (
+        (True, "perhaps a slot, but gradients were written over"),
+        (False, "slot 1 of table 1 pools"),
+    ):
+        data = examples(network.architecture, 40)
+        data.pooled[1][20, 5] = np.nan
+        with pytest.raises(NonFiniteError, match=message):
+            network.step(**data.all, gradients=data.pooled if shared else None)
 
 
 def test_causes_other_than_slots_are_named(pool: ComputePool) -> None:
