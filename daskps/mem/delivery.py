@@ -33,7 +33,7 @@ class Delivery:
     positions: Positions | None  # whose rows these are; None: those of all keys, in order
     rows: Floats  # rows[i] belongs to key positions[i]; if the pull gave `out`: `out`, where rows[positions[i]] does
     in_place: bool  # the pull gave `out`
-    copied: Positions  # not sent: the node's own table of batch - 1 has these rows when that batch is trained
+    copied: Positions  # not sent: the node's own table of batch - 1 has these rows, so keep it until they are copied
     late: Positions  # will be sent when the last earlier batch that holds them has pushed
     shared: Positions  # keys that more than one node holds in this batch
     holders: Keys  # of each shared key: bit r is set if node r holds it; the lowest of them pushes

@@ -65,6 +65,7 @@ class MemPS:
         self._flights: dict[int, Flight] = {}  # answered, not over; in batch order
         self._planned: tuple[int, str] | None = None  # snapshot to begin: after which batch, under which name
         self._counters: dict[int, Counter[str]] = {}
+        self._carried: Counter[str] = Counter()  # of snapshots; they count for the next batch
         self._ready: list[Delivery] = []
 
     @property
@@ -159,7 +160,7 @@ class MemPS:
             if self._united is None:
                 pulls = self._pulls[batch]
                 self._united = WorkingSet([pulls[node] for node in range(self.nodes)])
-                self._counters[batch] = Counter()
+                self._counters[batch], self._carried = self._carried, Counter()
             self._give_way(self._counters[batch])
             self._check_size(len(self._united), batch)
             if not self._fits(self._united, batch):
@@ -319,13 +320,16 @@ class MemPS:
 
     def flush_step(self) -> bool:
         """Write one piece of the snapshot, if it has begun; True when the store has prepared it, or there is none."""
-        return self._rows.step_snapshot() and self._planned is None
+        done = self._rows.step_snapshot()
+        self._give_way(self._carried)
+        return done and self._planned is None
 
     def flush_finish(self) -> None:
         """Write the rest of the snapshot, which must have begun."""
         if self._planned is not None:
             raise ProtocolError(f"the snapshot of batch {self._planned[0]} has not begun: its rows are not all pushed")
-        self._rows.finish_snapshot()
+        while not self.flush_step():
+            pass
 
     def close(self) -> None:
         """Give the memory back. Rows pushed after the last snapshot are gone, as the epoch is."""

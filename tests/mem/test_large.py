@@ -90,5 +90,5 @@ def test_any_number_of_threads_gives_the_same_rows_and_the_same_evictions() -> N
 @pytest.mark.parametrize("index_growth", [30_000, 70_000])
 def test_the_cache_shrinks_as_the_index_of_the_store_grows_and_no_row_is_lost(index_growth: int) -> None:
     ps, _ = play(2, index_growth)
-    assert total(ps.statistics).given_rows == ps.budget.cache_rows - ps.cache_rows > 0
-    assert ps.used_bytes <= ps.budget.memory_bytes + 2 * index_growth  # the index grew after the last pull
+    assert 0 < total(ps.statistics).given_rows <= ps.budget.cache_rows - ps.cache_rows
+    assert ps.used_bytes <= ps.budget.memory_bytes

@@ -108,17 +108,17 @@ class OneNode(RuleBasedStateMachine):
         np.testing.assert_array_equal(rows.view(np.uint32), self.expected(keys).view(np.uint32))
         trained = self.random.integers(0, 2**32, (len(keys), self.width), np.uint32).view(np.float32)
         order = self.random.permutation(len(keys)) if shuffle else np.arange(len(keys))
-        if batch + 1 in self.tables:  # the device copies table to table
+        for part in np.array_split(order, parts):
+            for key, row in zip(keys[part].tolist(), trained[part], strict=True):
+                self.model[key] = row.tobytes()
+            self.take(self.ps.push(keys[part], np.ascontiguousarray(trained[part]), batch))
+        if batch + 1 in self.tables:  # the device copies table to table; the next batch may have waited for this push
             next_keys, next_rows, next_missing = self.tables[batch + 1]
             at = {key: i for i, key in enumerate(keys.tolist())}
             for i, key in enumerate(next_keys.tolist()):
                 if next_missing[i] and key in at:
                     next_rows[i] = trained[at[key]]
                     next_missing[i] = False
-        for part in np.array_split(order, parts):
-            for key, row in zip(keys[part].tolist(), trained[part], strict=True):
-                self.model[key] = row.tobytes()
-            self.take(self.ps.push(keys[part], np.ascontiguousarray(trained[part]), batch))
         del self.tables[batch]
         self.drop_empty()
 
