@@ -145,7 +145,7 @@ class TableOwner:
 
     async def _lookup(self, message: Message) -> None:
         found = await self._work(lambda: self._rows.lookup(message.arrays[0]))
-        place = (message.sender, "found", message.batch)
+        place = (message.sender, "found", message.batch + 1)  # the batch itself is over
         self._session.send(*place, step=message.step, table=self._table, arrays=(found,))
 
     def _send(self, deliveries: Iterable[Delivery]) -> None:

@@ -110,7 +110,7 @@ async def lookup(
     for owner, group in enumerate(groups):
         session.send(owner, "lookup", batch, step=number, table=table, arrays=(keys[group],))
     for owner, group in enumerate(groups):
-        message = await session.receive("found", batch, owner, step=number, table=table)
+        message = await session.receive("found", batch + 1, owner, step=number, table=table)
         out[group] = message.arrays[0]
 
 

@@ -53,6 +53,7 @@ class Session:
         self.error: DaskpsError | None = None
         self.bytes_sent = 0
         self._network = network
+        self._failed: Callable[[DaskpsError], None] = lambda error: None
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._arrived: dict[Place, Message] = {}
         self._waiting: dict[Place, asyncio.Future[Message]] = {}
@@ -63,6 +64,10 @@ class Session:
     def peers(self) -> list[int]:
         """All other ranks."""
         return [rank for rank in range(self.nodes) if rank != self.rank]
+
+    def on_failure(self, failed: Callable[[DaskpsError], None]) -> None:
+        """Call `failed` with the first error, when there is one."""
+        self._failed = failed
 
     def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
         """Give all messages of `kind` to `handler` instead of to a `receive`."""
@@ -149,6 +154,7 @@ class Session:
         if self.error is not None:
             return
         self.error = error
+        self._failed(error)
         for future in self._futures:
             if not future.done():
                 future.set_exception(error)
