@@ -30,7 +30,11 @@ from daskps.model import engine, network
 from daskps.model.metrics import Metrics
 from daskps.model.optimizer import DenseOptimizer
 from daskps.ssd import Options, Partitions
+from daskps.ssd.format import KEY_BYTES, default_file_rows
 from daskps.types import Floats, Keys, RowLayout
+
+
+ROOM = 0.75  # of what fits now: the disk tier's index may grow until the batch is pulled
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +159,11 @@ class OpenNode:
             "normal": Initialiser("normal", 0.0, scale),
         }[settings.kind]
         store = self._open_store(spec)
-        weights = [len(other.slots) * other.layout.row_bytes for other in self.specs]
-        share = len(spec.slots) * spec.layout.row_bytes / sum(weights)
         mem = MemPS(
             layout=spec.layout,
             store=store,
             initial=initial_rows(spec, embedding, self.job.seed, self.host),
-            memory_bytes=int(self.job.budget.memory_bytes * share),
+            memory_bytes=self._memory_bytes(spec),
             pool=self.pool,
             nodes=self.nodes,
             run=self.run,
@@ -180,12 +182,29 @@ class OpenNode:
             self.directory.files.remove_folder(path)
             hash_kind: Literal["mixed", "modulo"] = "mixed" if job.cluster.partition_by == "hash" else "modulo"
             return Partitions.create(
-                path, spec.layout, pool=self.pool, partitions=job.cluster.partitions, hash=hash_kind, options=options
+                path,
+                spec.layout,
+                pool=self.pool,
+                partitions=job.cluster.partitions,
+                hash=hash_kind,
+                file_rows=self._file_rows(spec),
+                options=options,
             )
         store = Partitions.open(path, pool=self.pool, snapshot=self.snapshot.id, options=options)
         for partition in store.stores.values():
             settle(partition, self.directory.state().live)
         return store
+
+    def _file_rows(self, spec: TableSpec) -> int:
+        """Rows of a parameter file: every partition fills one in memory and writes two, within a tenth of the budget."""
+        in_memory = 3 * self.job.cluster.partitions
+        wanted = self._memory_bytes(spec) // 10 // in_memory // (spec.layout.row_bytes + KEY_BYTES)
+        return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
+
+    def _memory_bytes(self, spec: TableSpec) -> int:
+        """A table's share of the memory: by the bytes that an example has in it."""
+        weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self.specs}
+        return self.job.budget.memory_bytes * weights[spec.name] // sum(weights.values())
 
     def opened(self) -> Opened:
         """What the driver needs to know."""
@@ -216,7 +235,7 @@ class OpenNode:
         """How many of the batch's steps, from its first, fit the budgets."""
         steps = len(flight.step_starts) - 1
         sizes = [len(working_set.keys) for working_set in flight.sets]
-        if max(sizes) <= self.row_capacity:
+        if max(sizes) <= self.row_capacity * (1 if steps == 1 else ROOM):
             return steps
         if steps == 1:
             raise CapacityError(
@@ -224,7 +243,7 @@ class OpenNode:
                 f"{self.row_capacity:,}: raise budget.hbm_bytes ({self.job.budget.hbm_bytes:,}) or budget.memory_bytes "
                 f"({self.job.budget.memory_bytes:,}), lower train.depth ({self.job.train.depth}), or use smaller steps"
             )
-        return max(1, int(steps * self.row_capacity / max(sizes) * 0.9))
+        return max(1, int(steps * self.row_capacity * ROOM / max(sizes)))
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
