@@ -27,7 +27,7 @@ from daskps.flow.predict import Predictor
 from daskps.flow.rows import TableRows
 from daskps.model import engine
 from daskps.model.metrics import Metrics
-from daskps.types import Batch, Bools, Floats, Keys
+from daskps.types import Batch, Bools, Floats, Keys, RowLayout
 
 PREDICT_EXAMPLES = 1 << 15  # at once: the rows of so many examples are in memory
 
@@ -48,7 +48,7 @@ class Model:
         self._specs = table_specs(self.job, self._features)
         self._fillers = [row_filler(self.job, spec, self._device) for spec in self._specs]
         self._network = build_network(self.job, self._specs, self._features, engine.cpu(self._pool))
-        self._network.load(self.dense())
+        self._network.load(self.dense(state=True))
         self._rows: list[TableRows] = []
         try:
             for spec in self._specs:
@@ -92,7 +92,9 @@ class Model:
         layout = self._specs[number].layout
         names = {item.name: item for item in layout.fields}
         if field not in names:
-            raise ArgumentError(f"a row of table {self.tables[number]!r} has no field {field!r}; {nearest(field, names)}")
+            raise ArgumentError(
+                f"a row of table {self.tables[number]!r} has no field {field!r}; {nearest(field, names)}"
+            )
         values = np.ascontiguousarray(rows[:, layout.place(field)])
         return values.view(np.uint32) if names[field].dtype == "uint32" else values
 
@@ -104,14 +106,23 @@ class Model:
         """The fields of a row, with the number of values of each."""
         return {field.name: field.count for field in self._specs[self._number(table)].layout.fields}
 
+    def layout(self, table: str | None = None) -> RowLayout:
+        """Where each field is in a row."""
+        return self._specs[self._number(table)].layout
+
+    def rows(self, table: str | None = None) -> int:
+        """How many keys a table holds."""
+        return len(self._rows[self._number(table)])
+
     def scan(self, table: str | None = None) -> Iterator[tuple[Keys, Floats]]:
         """All keys with their whole rows, piece by piece, in no order of keys."""
         return self._rows[self._number(table)].scan()
 
-    def dense(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the dense network, its optimizer's state among them."""
+    def dense(self, state: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of the dense network; with its optimizer's state if asked for."""
         arrays = self.directory.load(self.snapshot)
-        return {name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")}
+        every = {name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")}
+        return every if state else {name: every[name] for name in self._network.parameters}
 
     def _number(self, table: str | None) -> int:
         if table is None and len(self._specs) == 1:
@@ -133,7 +144,9 @@ class Model:
         The frame (pandas, Arrow, polars, cuDF, or a dictionary of columns) has the columns that the job names; a label
         is not needed.
         """
-        batch = data if isinstance(data, Batch) else frame_batch(data, inputs.job_schema(self.job), self.job.data.hash_seed)
+        batch = (
+            data if isinstance(data, Batch) else frame_batch(data, inputs.job_schema(self.job), self.job.data.hash_seed)
+        )
         pieces = [probabilities for _, probabilities in self.predict_batches([batch])]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
@@ -162,7 +175,9 @@ class Model:
             yield reader.read_steps(step, step + 1)[0]
         reader.close()
 
-    def evaluate(self, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None) -> dict[str, float]:
+    def evaluate(
+        self, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None
+    ) -> dict[str, float]:
         """Metrics on files, on batches, or by default on the job's validation data."""
         if data is None:
             batches: Iterable[Batch] = self.validation()
@@ -198,7 +213,7 @@ class Model:
         return {"tables": tables, "dense_parameters": int(parameters)}
 
     def verify(self) -> int:
-        """Check every byte of the model; the number checked. The first damage raises a CorruptionError that names it."""
+        """Check every byte of the model; the number checked. The first damage raises CorruptionError and is named."""
         checked = 0
         for snapshot in self.directory.snapshots():
             self.directory.load(snapshot)

@@ -26,7 +26,6 @@ from daskps.view.log import log_batch, log_event
 from daskps.view.record import Record
 from daskps.view.report import write_report
 
-
 RATE_BATCHES = 4  # rates are means over so many: batches end unevenly
 
 

@@ -62,8 +62,8 @@ def lines(progress: Progress) -> tuple[str, str]:
     if progress.validations:
         auc += f" (validation {progress.validations[-1].metrics['auc']:.4f})"
     second = (
-        f"     {auc}  hits: HBM {percent(rates['hbm'])}, memory {percent(rates['memory'])}, SSD {percent(rates['disk'])},"
-        f" new {percent(rates['new'])}"
+        f"     {auc}  hits: HBM {percent(rates['hbm'])}, memory {percent(rates['memory'])}, "
+        f"SSD {percent(rates['disk'])}, new {percent(rates['new'])}"
     )
     if "disk_bytes" in progress.levels:
         second += f"  SSD {size(progress.levels['disk_bytes'])}"

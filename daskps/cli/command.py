@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -39,6 +40,8 @@ EXIT_CODES: dict[type[BaseException], int] = {
 }
 STOPPED = 10  # at a batch boundary, with a snapshot
 INTERRUPTED = 130
+
+NUMBER = re.compile(r"[\d,.]*( ?[kMGT]?B|%)?|nan")
 
 EXIT_CODE_HELP = """\b
 Exit codes:
@@ -112,13 +115,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def table(rows: list[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:
+def table(rows: Sequence[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:
     """Columns in line; a column of numbers to the right."""
     every = [head, *rows] if head else rows
     if not every:
         return ""
     widths = [max(len(row[column]) for row in every) for column in range(len(every[0]))]
-    right = [all(row[column][:1].isdigit() or not row[column] for row in rows) for column in range(len(widths))]
+    right = [all(NUMBER.fullmatch(row[column]) for row in rows) for column in range(len(widths))]
     lines = []
     for row in every:
         cells = [

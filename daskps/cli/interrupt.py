@@ -40,8 +40,8 @@ class Interrupt:
     def _caught(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
             self._say("stopped at once; the last committed snapshot is whole, go on with --resume")
-            # Threads are in the middle of native code and Dask would wait for them. Nothing is lost: what was committed is
-            # on disk, and worker processes end with this one.
+            # Threads are in the middle of native code and Dask would wait for them. Nothing is lost: what was committed
+            # is on disk, and worker processes end with this one.
             os._exit(INTERRUPTED)
         self._asked = True
         self._say("stopping after the batches in flight, with a snapshot; press Ctrl-C again to stop at once")

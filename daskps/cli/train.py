@@ -55,8 +55,8 @@ def train(
 ) -> tuple[Any, ...]:
     """Train the model that JOB, a TOML file, describes.
 
-    Settings are checked before anything starts. Ctrl-C stops at a batch boundary with a snapshot; pressed twice it stops
-    at once, and nothing that was committed is lost.
+    Settings are checked before anything starts. Ctrl-C stops at a batch boundary with a snapshot; pressed twice it
+    stops at once, and nothing that was committed is lost.
     """
     changes = [*settings]
     if nodes is not None:
