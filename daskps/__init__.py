@@ -7,6 +7,20 @@ learns, `cluster` joins nodes, `flow` runs it all; `kernels` and `backend` carry
 from daskps.config import Job, make_job, read_job
 from daskps.errors import DaskpsError
 from daskps.flow.progress import Outcome, Progress
+from daskps.handle import Model, evaluate, open_model
+from daskps.run import train
+from daskps.version import VERSION as __version__
 
-__version__ = "0.1.0"
-__all__ = ["DaskpsError", "Job", "Outcome", "Progress", "make_job", "read_job"]
+__all__ = [
+    "DaskpsError",
+    "Job",
+    "Model",
+    "Outcome",
+    "Progress",
+    "__version__",
+    "evaluate",
+    "make_job",
+    "open_model",
+    "read_job",
+    "train",
+]

@@ -61,18 +61,30 @@ class Optimizer(Settings):
     l1: NonNegative = 0.0  # ftrl
     beta: NonNegative = 1.0  # ftrl
 
-    @pydantic.model_validator(mode="after")
-    def _fields_of_the_kind(self) -> Optimizer:
-        known = {
+    @property
+    def known_fields(self) -> set[str]:
+        """The fields that the kind uses."""
+        own: dict[str, set[str]] = {
             "sgd": set(),
             "adagrad": {"epsilon", "initial_accumulator"},
             "rowwise_adagrad": {"epsilon", "initial_accumulator"},
             "adam": {"epsilon", "beta1", "beta2"},
             "ftrl": {"initial_accumulator", "l1", "beta"},
-        }[self.kind] | {"kind", "learning_rate", "l2", "clip_norm"}
+        }
+        return own[self.kind] | {"kind", "learning_rate", "l2", "clip_norm"}
+
+    @pydantic.model_validator(mode="after")
+    def _fields_of_the_kind(self) -> Optimizer:
+        known = self.known_fields
         if wrong := sorted(self.model_fields_set - known):
             raise ValueError(f"{self.kind} has no setting {', '.join(wrong)}; it has {', '.join(sorted(known))}")
         return self
+
+    @pydantic.model_serializer(mode="wrap")
+    def _only_those(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read again: the settings in a snapshot make the same job."""
+        known = self.known_fields
+        return {name: value for name, value in handler(self).items() if name in known}
 
 
 class Initialiser(Settings):

@@ -140,6 +140,10 @@ class Flights:
         """The flight with this batch number, if it is still here."""
         return next((flight for flight in self._flights.values() if flight.token.batch == batch), None)
 
+    def loaded(self) -> list[Flight]:
+        """The flights whose rows are on the devices."""
+        return [flight for flight in list(self._flights.values()) if flight.tables]
+
     def remove(self, token: Token) -> Flight | None:
         """Forget a flight."""
         return self._flights.pop(token.first_step, None)

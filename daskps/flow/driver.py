@@ -63,6 +63,7 @@ class Driver:
         self._run = run
         self._on_progress = on_progress
         self._should_stop = should_stop
+        self._tasks = 0  # submitted so far
         self._done: queue.Queue[Task] = queue.Queue()
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
         self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
@@ -215,8 +216,10 @@ class Driver:
     # -- Dask ------------------------------------------------------------------------------------------------------
 
     def _submit(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Task:
+        self._tasks += 1
+        key = (f"daskps-{executor}", self._run, self._tasks)  # Dask's pages group tasks by the first part
         with annotate(executor=f"daskps-{executor}"):
-            return self._client.submit(call, *values, pure=False, workers=[self._workers[rank]], retries=0)
+            return self._client.submit(call, *values, key=key, pure=False, workers=[self._workers[rank]], retries=0)
 
     def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
         """Have every node (or `ranks`) do one thing outside the stages, and wait for the answers."""

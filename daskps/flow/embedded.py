@@ -14,8 +14,8 @@ from daskps.cluster.plugin import THREADS
 
 
 @contextlib.contextmanager
-def client_for(nodes: int, given: Client | str | None = None) -> Iterator[Client]:
-    """The client that was given, or one of a cluster that is closed again afterwards."""
+def client_for(nodes: int, given: Client | str | None = None, dashboard_address: str | None = None) -> Iterator[Client]:
+    """The client that was given, or one of a cluster that is closed again afterwards; with a dashboard if asked for."""
     if isinstance(given, Client):
         yield given
     elif given is not None:
@@ -28,8 +28,9 @@ def client_for(nodes: int, given: Client | str | None = None) -> Iterator[Client
                 processes=nodes > 1,
                 threads_per_worker=THREADS,
                 memory_limit=0,
-                dashboard_address=None,
+                dashboard_address=dashboard_address,
                 worker_dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": dashboard_address or ":0"},  # 8787 may be somebody else's
             ) as cluster,
             Client(cluster, set_as_default=False) as client,
         ):

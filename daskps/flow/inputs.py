@@ -5,8 +5,9 @@ In: a `Job`. Out: `Inputs`, the schema that all nodes share, and readers of this
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from daskps.backend.pool import ComputePool
 from daskps.config import Job
@@ -15,9 +16,12 @@ from daskps.data.bad import BadRowPolicy
 from daskps.data.format import Format
 from daskps.data.generated import GeneratedReader
 from daskps.data.order import Order, Steps
-from daskps.data.schema import Dense, Schema, Slot, criteo_schema
+from daskps.data.parquet import Parquet
+from daskps.data.reader import Reader
+from daskps.data.schema import Dense, Schema, Slot, SlotKind, criteo_schema
 from daskps.data.source import Source
 from daskps.data.synthetic import Synthetic
+from daskps.data.tokens import Tokens
 from daskps.errors import ConfigError
 from daskps.types import Batch, Int64s
 
@@ -123,12 +127,29 @@ def _steps(job: Job, rank: int, nodes: int) -> Steps:
     return Steps(train.minibatch_examples, nodes, rank, job.cluster.devices, train.block_examples)
 
 
-def _source(job: Job, paths: tuple[str, ...]) -> Source:
+def open_data(job: Job, paths: Sequence[str], pool: ComputePool, format: str | None = None) -> Reader:
+    """A reader of other data with the job's schema, in order; `format` is the job's unless said otherwise."""
+    chosen = format or job.data.format
+    if chosen == "synthetic":
+        chosen = "parquet"  # what `daskps synth` writes
+    source = _source(job, tuple(paths), chosen)
+    return source.open(source.index(pool.cores), pool)
+
+
+def _source(job: Job, paths: tuple[str, ...], format: str | None = None) -> Source:
     data = job.data
-    return Source(paths, _format(job), _schema(job), data.hash_seed, BadRowPolicy(data.bad_lines, data.bad_share))
+    policy = BadRowPolicy(data.bad_lines, data.bad_share)
+    return Source(paths, _format(format or data.format), job_schema(job), data.hash_seed, policy)
 
 
-def _schema(job: Job) -> Schema:
+def job_schema(job: Job) -> Schema:
+    """The columns that the job learns from."""
+    synthetic = job.data.synthetic
+    if synthetic is not None:  # the columns that `Synthetic.write_parquet` gives its slots
+        kind: SlotKind = "categorical" if synthetic.keys_per_bag == 1 else "multi"
+        names = [slot.name for slot in job.slots if slot.kind != "dense"] or features(job).slots
+        slots = tuple(Slot(name, f"slot{number}", kind, raw=True) for number, name in enumerate(names))
+        return Schema(slots, tuple(Dense(f"dense{number}") for number in range(synthetic.dense_features)))
     if not job.slots:
         return criteo_schema()
     slots = tuple(
@@ -140,7 +161,14 @@ def _schema(job: Job) -> Schema:
     return Schema(slots, dense, job.data.label, job.data.weight or "")
 
 
-def _format(job: Job) -> Format:
-    if job.data.format == "criteo":
+def _format(name: str) -> Format:
+    if name == "criteo":
         return delimited.criteo()
-    raise ConfigError(f"format {job.data.format!r} cannot be read yet")
+    if name == "parquet":
+        return Parquet()
+    styles: dict[str, Literal["libsvm", "libffm", "slots"]] = {
+        "libsvm": "libsvm",
+        "libffm": "libffm",
+        "multislot": "slots",
+    }
+    return Tokens(styles[name])

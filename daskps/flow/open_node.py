@@ -11,28 +11,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from daskps.backend.device import CpuDevice, Device, devices
-from daskps.backend.ops.initial import Initialiser
-from daskps.backend.ops.optimizer import Optimizer, optimizer_fields
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
 from daskps.cluster.commit import Draft, ModelDirectory, follow, settle
-from daskps.cluster.node import Flight, Flights, NodeTable, initial_rows
+from daskps.cluster.node import Flight, Flights, NodeTable
 from daskps.config import Job
-from daskps.config import Optimizer as OptimizerSettings
 from daskps.data.order import Steps
 from daskps.errors import CapacityError, ConfigError
 from daskps.flow import inputs
+from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.memps import MemPS
 from daskps.model import engine, network
 from daskps.model.metrics import Metrics
-from daskps.model.optimizer import DenseOptimizer
 from daskps.ssd import Options, Partitions
 from daskps.ssd.format import KEY_BYTES, default_file_rows
-from daskps.types import Floats, Keys, RowLayout
-
+from daskps.types import Floats, Keys
 
 ROOM = 0.75  # of what fits now: the disk tier's index may grow until the batch is pulled
 
@@ -51,31 +47,6 @@ class Opened:
     validation_rows: int
     row_capacity: int  # distinct keys of one batch that fit this node
     metrics: dict[str, float]
-
-
-def table_specs(job: Job, features: inputs.Features) -> list[TableSpec]:
-    """The job's tables with their slots and row layouts, in the order of the job."""
-    specs = []
-    for number, (name, table) in enumerate(job.tables.items()):
-        optimizer = row_optimizer(table.optimizer)
-        layout = RowLayout(optimizer_fields(optimizer.kind, table.dimension))
-        specs.append(
-            TableSpec(name, number, features.slots_of(name), table.dimension, table.pooling, optimizer, layout)
-        )
-    return specs
-
-
-def row_optimizer(settings: OptimizerSettings) -> Optimizer:
-    """The optimizer of rows that settings describe."""
-    return Optimizer(**settings.model_dump())
-
-
-def dense_optimizer(settings: OptimizerSettings) -> DenseOptimizer:
-    """The optimizer of the dense network that settings describe."""
-    fields = settings.model_dump(
-        include={"kind", "learning_rate", "l2", "epsilon", "initial_accumulator", "beta1", "beta2"}
-    )
-    return DenseOptimizer(**fields, clip_norm=settings.clip_norm or None)
 
 
 class OpenNode:
@@ -115,22 +86,9 @@ class OpenNode:
     def _networks(self) -> list[network.Network]:
         """One replica per device; stand-ins share one."""
         job = self.job
-        shapes = [(len(spec.slots), spec.dim) for spec in self.specs]
-
-        def build(on: engine.Engine) -> network.Network:
-            return network.build(
-                job.model.kind,
-                tables=shapes,
-                dense_features=self.features.dense,
-                hidden=job.model.hidden if job.model.kind in {"dnn", "deepfm"} else (),
-                seed=job.seed,
-                engine=on,
-                block_examples=job.train.block_examples,
-            )
-
         if self.devices[0].kind == "cpu":
-            return [build(engine.cpu(self.pool))] * len(self.devices)
-        return [build(engine.on(device)) for device in self.devices]
+            return [build_network(job, self.specs, self.features, engine.cpu(self.pool))] * len(self.devices)
+        return [build_network(job, self.specs, self.features, engine.on(device)) for device in self.devices]
 
     def _take_up(self) -> None:
         """Go on from the last snapshot, if it is of the same job."""
@@ -151,18 +109,11 @@ class OpenNode:
         )
 
     def _open_table(self, spec: TableSpec) -> NodeTable:
-        settings = self.job.tables[spec.name].initialiser
-        scale = settings.scale
-        embedding = {
-            "constant": Initialiser("constant", scale),
-            "uniform": Initialiser("uniform", -scale, scale),
-            "normal": Initialiser("normal", 0.0, scale),
-        }[settings.kind]
         store = self._open_store(spec)
         mem = MemPS(
             layout=spec.layout,
             store=store,
-            initial=initial_rows(spec, embedding, self.job.seed, self.host),
+            initial=row_filler(self.job, spec, self.host),
             memory_bytes=self._memory_bytes(spec),
             pool=self.pool,
             nodes=self.nodes,
@@ -304,7 +255,10 @@ class OpenNode:
 
     def counts(self, flight: Flight) -> dict[str, float]:
         """What the batch did to the tiers, summed over tables."""
-        totals: dict[str, float] = {"distinct_keys": sum(len(working_set.keys) for working_set in flight.sets)}
+        totals: dict[str, float] = {
+            "keys": sum(len(working_set.row_of) for working_set in flight.sets),
+            "distinct_keys": sum(len(working_set.keys) for working_set in flight.sets),
+        }
         for table in self.tables:
             for statistics in table.mem.statistics:
                 if statistics.batch == flight.token.batch:
@@ -312,6 +266,19 @@ class OpenNode:
                         if name != "batch":
                             totals[name] = totals.get(name, 0) + float(getattr(statistics, name))
         return totals
+
+    def levels(self, flight: Flight) -> dict[str, float]:
+        """How full the tiers of this node are, with the batch that was pushed just now."""
+        row_bytes = [spec.layout.row_bytes for spec in self.specs]
+        loaded = [flight, *self.flights.loaded()]
+        hbm_rows = [sum(len(other.sets[number].keys) for other in loaded) for number in range(len(row_bytes))]
+        mem_rows = [table.mem.cached_rows for table in self.tables]
+        return {
+            "hbm_rows": sum(hbm_rows),
+            "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),
+            "memory_rows": sum(mem_rows),
+            "memory_bytes": sum(rows * size for rows, size in zip(mem_rows, row_bytes, strict=True)),
+        }
 
     def close(self) -> None:
         """Let go of everything."""

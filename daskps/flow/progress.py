@@ -38,6 +38,7 @@ class BatchReport:
     stages: tuple[StageTime, ...]
     counts: dict[str, float]  # keys, hits, misses, bytes and the like, summed over tables
     metrics: dict[str, float]  # progressive, of the whole run so far
+    levels: dict[str, float] = field(default_factory=dict)  # rows and bytes in each tier when the batch was pushed
     receipts: dict[str, Any] = field(default_factory=dict)  # of a prepared snapshot
 
 
@@ -59,6 +60,7 @@ class Progress:
     batch: int
     metrics: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, float] = field(default_factory=dict)  # rows and bytes in each tier now, over all nodes
     reports: list[BatchReport] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     snapshot: str | None = None
@@ -72,7 +74,10 @@ class Progress:
         self.batch, self.position = token.batch, position
         self.examples += sum(report.examples for report in reports)
         self.metrics = reports[0].metrics
+        self.levels = {}
         for report in reports:
+            for name, value in report.levels.items():
+                self.levels[name] = self.levels.get(name, 0) + value
             for name, value in report.counts.items():
                 self.counts[name] = self.counts.get(name, 0) + value
         self.reports.extend(reports)
@@ -106,6 +111,7 @@ class Outcome:
     directory: str
     snapshot: str | None
     progress: Progress
+    report: str | None = None  # path of the HTML report
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -139,6 +139,7 @@ def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> Ba
         examples=flight.examples,
         stages=tuple(StageTime(*item) for item in times),
         counts=node.counts(flight),
+        levels=node.levels(flight),
         metrics=node.metrics_summary(),
         receipts=receipts,
     )

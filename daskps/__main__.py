@@ -1,0 +1,5 @@
+"""``python -m daskps``."""
+
+from daskps.cli import main
+
+main(prog_name="daskps")

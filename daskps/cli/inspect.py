@@ -1,0 +1,152 @@
+"""``daskps inspect``: what is in a model directory."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daskps.cli.command import command, facts, table
+from daskps.cli.options import model_argument, snapshot_option
+from daskps.handle import Model, open_model
+from daskps.view.settings import settings_text
+from daskps.view.words import percent, size
+
+EPILOG = """\b
+Examples:
+  daskps inspect runs/demo
+  daskps inspect runs/demo --settings > again.toml
+"""
+
+
+@click.command(epilog=EPILOG)
+@model_argument
+@click.option("--settings", "only_settings", is_flag=True, help="Only the job's settings, as TOML.")
+@snapshot_option
+@command
+def inspect(model: str, only_settings: bool, snapshot: str | None) -> tuple[Any, ...]:
+    """Sizes, tiers, snapshots, settings and health of MODEL."""
+    with open_model(model, snapshot=snapshot) as opened:
+        settings = opened.snapshot.draft.settings["job"]
+        if only_settings:
+            return settings, settings_text(settings)
+        value = describe(opened)
+    return value, as_text(value)
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """Everything, as plain values."""
+    directory, snapshot = model.directory, model.snapshot
+    state = directory.state()
+    statistics = model.statistics()
+    reports = sorted(str(path) for path in Path(directory.path).glob("reports/*.html"))
+    return {
+        "model": directory.path,
+        "name": model.job.name,
+        "snapshot": snapshot.id,
+        "position": snapshot.draft.position,
+        "batch": snapshot.draft.batch,
+        "metrics": snapshot.draft.metrics,
+        **statistics,
+        "budget": model.job.budget.model_dump(),
+        "snapshots": [
+            {
+                "id": item.id,
+                "created": datetime.fromtimestamp(item.created_seconds, UTC).isoformat(timespec="seconds"),
+                "position": item.draft.position,
+                "batch": item.draft.batch,
+                "last": item.id == state.last,
+                "metrics": item.draft.metrics,
+            }
+            for item in directory.snapshots()
+        ],
+        "reports": reports,
+        "health": health(model),
+        "settings": snapshot.draft.settings["job"],
+    }
+
+
+def health(model: Model) -> list[str]:
+    """What somebody should know; empty if all is well."""
+    notes = []
+    state = model.directory.state()
+    if state.epoch > model.snapshot.epoch:
+        notes.append(
+            f"a run began (epoch {state.epoch}) after snapshot {model.snapshot.id} was published: it is training now, "
+            "or was interrupted; `daskps train JOB --resume` goes on from the snapshot"
+        )
+    for name, figures in model.statistics()["tables"].items():
+        stale = figures["stale_rows"] / max(figures["stale_rows"] + figures["rows"], 1)
+        if stale > 0.5:
+            notes.append(f"{percent(stale)} of the rows on disk of table {name} are stale: `daskps compact` frees them")
+    return notes
+
+
+def as_text(value: dict[str, Any]) -> str:
+    """For people."""
+    settings = value["settings"]
+    rows = sum(item["rows"] for item in value["tables"].values())
+    metrics = value["metrics"]
+    shown = ", ".join(
+        f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in ("auc", "log_loss") if name in metrics
+    )
+    network = settings["model"]["kind"]
+    if network in {"dnn", "deepfm"}:
+        network += " " + "-".join(map(str, settings["model"]["hidden"]))
+    top = facts(
+        [
+            ("model", f"{value['name']} in {value['model']}"),
+            ("snapshot", f"{value['snapshot']}: batch {value['batch']}, row {value['position']:,} of the data"),
+            ("progressive", shown or "-"),
+            ("network", f"{network}, {value['dense_parameters']:,} parameters"),
+            ("rows", f"{rows:,}"),
+            ("data", settings["data"]["format"]),
+        ]
+    )
+    head = ("table", "slots", "rows", "row", "on SSD", "files", "stale", "index in memory")
+    tables = table(
+        [
+            (
+                name,
+                f"{item['slots']}",
+                f"{item['rows']:,}",
+                size(item["row_bytes"]),
+                size(item["disk_bytes"]),
+                f"{item['files']:,}",
+                percent(item["stale_rows"] / max(item["stale_rows"] + item["rows"], 1)),
+                size(item["memory_bytes"]),
+            )
+            for name, item in value["tables"].items()
+        ],
+        head,
+    )
+    budget = value["budget"]
+    tiers = facts(
+        [
+            ("HBM", f"at most {size(budget['hbm_bytes'])} a node"),
+            ("memory", f"at most {size(budget['memory_bytes'])} a node"),
+            ("SSD", f"at most {size(budget['disk_bytes'])} a node" if budget["disk_bytes"] else "the disk"),
+        ]
+    )
+    parts = [top, tables, tiers, snapshot_table(value["snapshots"])]
+    if value["reports"]:
+        parts.append("reports\n" + "\n".join(f"  {path}" for path in value["reports"]))
+    notes = value["health"] or ["no remarks; `daskps verify` checks every byte"]
+    parts.append("health\n" + "\n".join(f"  {note}" for note in notes))
+    return "\n\n".join(parts)
+
+
+def snapshot_table(snapshots: list[dict[str, Any]]) -> str:
+    """Snapshots, one a line."""
+    rows = [
+        (
+            item["id"] + (" (last)" if item["last"] else ""),
+            item["created"],
+            f"{item['position']:,}",
+            f"{item['metrics'].get('auc', float('nan')):.4f}",
+        )
+        for item in snapshots
+    ]
+    return table(rows, ("snapshot", "created", "row", "AUC"))

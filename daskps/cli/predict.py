@@ -1,0 +1,46 @@
+"""``daskps predict``: a click probability for every row of some data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from daskps.cli.command import command
+from daskps.cli.options import format_option, model_argument, snapshot_option
+from daskps.handle import open_model
+
+EPILOG = """\b
+Examples:
+  daskps predict runs/demo clicks.parquet -o predictions.parquet
+  daskps predict runs/criteo day_23.gz -o predictions.parquet
+"""
+SCHEMA = pa.schema([("row", pa.int64()), ("label", pa.float32()), ("probability", pa.float32())])
+
+
+@click.command(epilog=EPILOG)
+@model_argument
+@click.argument("data", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The Parquet file to write.")
+@format_option
+@snapshot_option
+@command
+def predict(
+    model: str, data: tuple[str, ...], output: str, format: str | None, snapshot: str | None
+) -> tuple[Any, ...]:
+    """Predict every row of DATA with MODEL and write row number, label and probability as Parquet."""
+    rows, clicks = 0, 0.0
+    with open_model(model, snapshot=snapshot) as opened, pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
+        for batch, probabilities in opened.predict_batches(opened.read(data, format)):
+            numbers = np.arange(batch.first_row, batch.first_row + batch.examples)
+            columns = [pa.array(numbers), pa.array(batch.labels), pa.array(probabilities)]
+            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+            rows += batch.examples
+            clicks += float(probabilities.sum(dtype=np.float64))
+        name = opened.snapshot.id
+    mean = clicks / rows if rows else float("nan")
+    value = {"model": model, "snapshot": name, "rows": rows, "mean_probability": mean, "output": output}
+    return value, f"{rows:,} rows predicted into {output}, {mean:.4f} on average (snapshot {name})"

@@ -1,0 +1,274 @@
+"""A trained model to be asked: rows by key, predictions, metrics, snapshots, figures.
+
+In: a model directory, optionally the name of a snapshot. Out: `Model`, which only reads; a run may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskps.backend.device import devices
+from daskps.backend.pool import ComputePool
+from daskps.cluster.commit import ModelDirectory, Snapshot
+from daskps.config import Job, make_job, nearest
+from daskps.data.order import Steps
+from daskps.errors import ArgumentError, ConfigError, SnapshotError
+from daskps.flow import inputs
+from daskps.flow.frames import frame_batch
+from daskps.flow.parts import build_network, row_filler, table_specs
+from daskps.flow.predict import Predictor
+from daskps.flow.rows import TableRows
+from daskps.model import engine
+from daskps.model.metrics import Metrics
+from daskps.types import Batch, Bools, Floats, Keys, RowLayout
+
+PREDICT_EXAMPLES = 1 << 15  # at once: the rows of so many examples are in memory
+
+
+class Model:
+    """A model at one snapshot. Close it, or use it in a `with`; `open_model` makes it."""
+
+    def __init__(self, path: str | os.PathLike[str], snapshot: str | None = None, cores: int | None = None) -> None:
+        self.directory = ModelDirectory(os.fspath(path))
+        found = self.directory.snapshot(snapshot)
+        if found is None:
+            raise SnapshotError(f"{self.directory.path} holds no model: nothing was ever published there")
+        self.snapshot: Snapshot = found
+        self.job: Job = make_job(found.draft.settings["job"], f"the settings in snapshot {found.id}")
+        self._pool = ComputePool(cores or len(os.sched_getaffinity(0)))
+        self._device = devices("cpu", 1, pool=self._pool)[0]
+        self._features = inputs.features(self.job)
+        self._specs = table_specs(self.job, self._features)
+        self._fillers = [row_filler(self.job, spec, self._device) for spec in self._specs]
+        self._network = build_network(self.job, self._specs, self._features, engine.cpu(self._pool))
+        self._network.load(self.dense(state=True))
+        self._rows: list[TableRows] = []
+        try:
+            for spec in self._specs:
+                self._rows.append(self._open(spec.name))
+        except BaseException:
+            self.close()
+            raise
+        self._predictor = Predictor(self._device, self._specs, self._network, self._lookup)
+
+    def _open(self, table: str) -> TableRows:
+        return TableRows(
+            f"{self.directory.path}/tables/{table}",
+            partitions=self.snapshot.draft.partitions,
+            snapshot=self.snapshot.id,
+            pool=self._pool,
+            device=self._device,
+            modulo=self.job.cluster.partition_by == "modulo",
+        )
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables."""
+        return tuple(spec.name for spec in self._specs)
+
+    @property
+    def slots(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the slots in each table."""
+        return {spec.name: tuple(self._features.slots[number] for number in spec.slots) for spec in self._specs}
+
+    def pull(self, keys: npt.ArrayLike, table: str | None = None, field: str = "embedding") -> npt.NDArray[Any]:
+        """One field of the rows of `keys`, (n, values); a key that was never trained answers as it would begin.
+
+        `field` is ``embedding``, a field of the optimizer's state (`fields` lists them), or ``row`` for all of it.
+        """
+        number = self._number(table)
+        rows = self._lookup(number, _keys(keys))
+        if field == "row":
+            return rows
+        layout = self._specs[number].layout
+        names = {item.name: item for item in layout.fields}
+        if field not in names:
+            raise ArgumentError(
+                f"a row of table {self.tables[number]!r} has no field {field!r}; {nearest(field, names)}"
+            )
+        values = np.ascontiguousarray(rows[:, layout.place(field)])
+        return values.view(np.uint32) if names[field].dtype == "uint32" else values
+
+    def contains(self, keys: npt.ArrayLike, table: str | None = None) -> Bools:
+        """Which keys were ever trained."""
+        return self._rows[self._number(table)].load(_keys(keys))[1]
+
+    def fields(self, table: str | None = None) -> dict[str, int]:
+        """The fields of a row, with the number of values of each."""
+        return {field.name: field.count for field in self._specs[self._number(table)].layout.fields}
+
+    def layout(self, table: str | None = None) -> RowLayout:
+        """Where each field is in a row."""
+        return self._specs[self._number(table)].layout
+
+    def rows(self, table: str | None = None) -> int:
+        """How many keys a table holds."""
+        return len(self._rows[self._number(table)])
+
+    def scan(self, table: str | None = None) -> Iterator[tuple[Keys, Floats]]:
+        """All keys with their whole rows, piece by piece, in no order of keys."""
+        return self._rows[self._number(table)].scan()
+
+    def dense(self, state: bool = False) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of the dense network; with its optimizer's state if asked for."""
+        arrays = self.directory.load(self.snapshot)
+        every = {name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")}
+        return every if state else {name: every[name] for name in self._network.parameters}
+
+    def _number(self, table: str | None) -> int:
+        if table is None and len(self._specs) == 1:
+            return 0
+        if table not in self.tables:
+            raise ArgumentError(f"the model has no table {table!r}; {nearest(str(table), self.tables)}")
+        return self.tables.index(table)
+
+    def _lookup(self, number: int, keys: Keys) -> Floats:
+        rows = np.empty((len(keys), self._specs[number].layout.width), np.float32)
+        self._fillers[number](keys, rows)
+        return self._rows[number].load(keys, rows)[0]
+
+    # -- predictions -----------------------------------------------------------------------------------------------
+
+    def predict(self, data: Any) -> Floats:
+        """Probability of a click of every example of a `Batch`, or of every row of a data frame.
+
+        The frame (pandas, Arrow, polars, cuDF, or a dictionary of columns) has the columns that the job names; a label
+        is not needed.
+        """
+        batch = (
+            data if isinstance(data, Batch) else frame_batch(data, inputs.job_schema(self.job), self.job.data.hash_seed)
+        )
+        pieces = [probabilities for _, probabilities in self.predict_batches([batch])]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
+
+    def predict_batches(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
+        """Probabilities of a stream of batches, each with the batch (or the part of it) that they belong to."""
+        for batch in batches:
+            for start in range(0, batch.examples, PREDICT_EXAMPLES):
+                part = batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
+                yield part, self._network.probabilities(self._predictor.logits(part))
+
+    def read(self, paths: str | Sequence[str], format: str | None = None) -> Iterator[Batch]:
+        """The examples of files, with the job's schema; `format` is the job's own unless said otherwise."""
+        with inputs.open_data(self.job, [paths] if isinstance(paths, str) else paths, self._pool, format) as reader:
+            yield from reader.batches(PREDICT_EXAMPLES)
+
+    def validation(self) -> Iterator[Batch]:
+        """The validation examples of the job."""
+        reader = inputs.open_validation(self.job, self._pool, 0, 1)
+        if reader is None:
+            raise ConfigError(
+                f"the job of {self.directory.path} names no validation data (data.validation_paths or, where it is "
+                "synthetic, data.validation_rows): say which data to evaluate on"
+            )
+        steps = Steps(self.job.train.minibatch_examples).count(reader.rows)
+        for step in range(steps):
+            yield reader.read_steps(step, step + 1)[0]
+        reader.close()
+
+    def evaluate(
+        self, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None
+    ) -> dict[str, float]:
+        """Metrics on files, on batches, or by default on the job's validation data."""
+        if data is None:
+            batches: Iterable[Batch] = self.validation()
+        else:
+            batches = self.read(data, format) if _paths(data) else data  # type: ignore[arg-type, assignment]
+        metrics = Metrics()
+        for batch in batches:
+            for start in range(0, batch.examples, PREDICT_EXAMPLES):
+                part = batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
+                metrics.update(part.labels, self._predictor.logits(part), part.example_weights)
+        return metrics.summary()
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots that can be opened, oldest first."""
+        return self.directory.snapshots()
+
+    def statistics(self) -> dict[str, Any]:
+        """How large the model is: rows, files and bytes of each table, and the dense network."""
+        tables = {}
+        for spec, rows in zip(self._specs, self._rows, strict=True):
+            found = asdict(rows.statistics())
+            tables[spec.name] = {
+                "rows": found["live_rows"],
+                "row_bytes": spec.layout.row_bytes,
+                "fields": self.fields(spec.name),
+                "slots": len(spec.slots),
+                "partitions": self.snapshot.draft.partitions,
+                **{name: found[name] for name in ("files", "stale_rows", "disk_bytes", "memory_bytes")},
+            }
+        parameters = sum(item.size for item in self._network.parameters.values())
+        return {"tables": tables, "dense_parameters": int(parameters)}
+
+    def verify(self) -> int:
+        """Check every byte of the model; the number checked. The first damage raises CorruptionError and is named."""
+        checked = 0
+        for snapshot in self.directory.snapshots():
+            self.directory.load(snapshot)
+            checked += sum(entry["bytes"] for entry in snapshot.files.values())
+        return checked + sum(rows.verify() for rows in self._rows)
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        for rows in self._rows:
+            rows.close()
+        self._pool.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _keys(keys: npt.ArrayLike) -> Keys:
+    array = np.asarray(keys)
+    if array.dtype.kind not in "iu":
+        raise ArgumentError(f"keys are 64-bit integers, got an array of {array.dtype}")
+    return np.ascontiguousarray(array.astype(np.uint64, copy=False).reshape(-1))
+
+
+def _paths(data: Any) -> bool:
+    return isinstance(data, str) or (isinstance(data, Sequence) and all(isinstance(item, str) for item in data))
+
+
+def open_model(path: str | os.PathLike[str], *, snapshot: str | None = None, cores: int | None = None) -> Model:
+    """Open a trained model for reading, at its last snapshot or a named one.
+
+    >>> with open_model(demo_model) as model:
+    ...     embeddings = model.pull([1, 2, 2**64 - 1])
+    ...     model.tables, embeddings.shape, model.contains([2**64 - 1]).tolist()
+    (('main',), (3, 8), [False])
+    """
+    return Model(path, snapshot, cores)
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    data: str | Sequence[str] | None = None,
+    *,
+    format: str | None = None,
+    snapshot: str | None = None,
+) -> dict[str, float]:
+    """Metrics of a trained model on files, by default on its job's validation data.
+
+    >>> metrics = evaluate(demo_model)
+    >>> 0.5 < metrics["auc"] <= 1
+    True
+    """
+    with open_model(model, snapshot=snapshot) as opened:
+        return opened.evaluate(data, format)
