@@ -9,7 +9,9 @@ from daskps.errors import DaskpsError
 from daskps.flow.progress import Outcome, Progress
 from daskps.handle import Model, evaluate, open_model
 from daskps.run import train
-from daskps.version import VERSION as __version__
+from daskps.version import VERSION
+
+__version__ = VERSION
 
 __all__ = [
     "DaskpsError",

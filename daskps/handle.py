@@ -217,7 +217,7 @@ class Model:
         checked = 0
         for snapshot in self.directory.snapshots():
             self.directory.load(snapshot)
-            checked += sum(entry["bytes"] for entry in snapshot.files.values())
+            checked += sum(entry.bytes for entry in snapshot.files.values())
         return checked + sum(rows.verify() for rows in self._rows)
 
     def close(self) -> None:

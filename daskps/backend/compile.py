@@ -34,8 +34,8 @@ VARIANTS: dict[str, dict[str, str]] = {
     "aarch64": {"armv8-a": "-march=armv8-a"},
 }
 FLAGS = (
-    "-O3 -std=c++17 -fopenmp-simd -fPIC -fvisibility=hidden -ffp-contract=off -fno-exceptions -fno-rtti -fno-threadsafe-statics "
-    "-fno-math-errno -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unused-parameter"
+    "-O3 -std=c++17 -fopenmp-simd -fPIC -fvisibility=hidden -ffp-contract=off -fno-exceptions -fno-rtti "
+    "-fno-threadsafe-statics -fno-math-errno -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unused-parameter"
 ).split()
 
 

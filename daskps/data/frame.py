@@ -71,8 +71,8 @@ def _compute(values: Sequence[Any]) -> list[Any]:
     """On the cluster, if this process or task belongs to one; else here."""
     client = _client()
     if client is None:
-        return list(compute(*values, scheduler="synchronous"))  # type: ignore[no-untyped-call]
-    return list(client.gather(client.compute(list(values)), direct=True))  # type: ignore[no-untyped-call]
+        return list(compute(*values, scheduler="synchronous"))
+    return list(client.gather(client.compute(list(values)), direct=True))
 
 
 def _client() -> distributed.Client | None:

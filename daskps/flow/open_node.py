@@ -147,7 +147,7 @@ class OpenNode:
         return store
 
     def _file_rows(self, spec: TableSpec) -> int:
-        """Rows of a parameter file: every partition fills one in memory and writes two, within a tenth of the budget."""
+        """Rows of a parameter file: a partition fills one in memory and writes two, in a tenth of the budget."""
         in_memory = 3 * self.job.cluster.partitions
         wanted = self._memory_bytes(spec) // 10 // in_memory // (spec.layout.row_bytes + KEY_BYTES)
         return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))

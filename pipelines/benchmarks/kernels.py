@@ -1,8 +1,8 @@
-"""Kernels beside their peers: distinct keys (pandas, polars) and the embedding step (FBGEMM CPU TBE, torch EmbeddingBag).
+"""Kernels beside their peers: distinct keys (pandas, polars), the embedding step (FBGEMM CPU TBE, torch EmbeddingBag).
 
 A step of ours is timed whole: finding 64-bit keys in the hash table of all rows, pooling, the list of touched rows,
-fixed-point sums (nothing to clear: they live in registers), rowwise Adagrad, the check for bad numbers. FBGEMM and torch
-are given ready indices. All use the same number of threads. Torch has no rowwise Adagrad: it runs its sparse Adagrad.
+fixed-point sums (nothing to clear: they live in registers), rowwise Adagrad, the check for bad numbers. FBGEMM and
+torch are given ready indices. All use the same number of threads. Torch has no rowwise Adagrad: it runs its sparse Adagrad.
 """
 
 from __future__ import annotations

@@ -49,11 +49,13 @@ def model_rows(path: Path, table: str = "main") -> tuple[np.ndarray, np.ndarray]
     snapshot = directory.snapshot()
     assert snapshot is not None
     keys, rows = [], []
-    with ComputePool(1) as pool:
-        with Partitions.open(path / "tables" / table, pool=pool, snapshot=snapshot.id, read_only=True) as store:
-            for part_keys, part_rows in store.scan():
-                keys.append(part_keys)
-                rows.append(part_rows)
+    with (
+        ComputePool(1) as pool,
+        Partitions.open(path / "tables" / table, pool=pool, snapshot=snapshot.id, read_only=True) as store,
+    ):
+        for part_keys, part_rows in store.scan():
+            keys.append(part_keys)
+            rows.append(part_rows)
     order = np.argsort(np.concatenate(keys))
     return np.concatenate(keys)[order], np.concatenate(rows)[order]
 

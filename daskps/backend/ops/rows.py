@@ -34,7 +34,7 @@ def scatter_rows(device: Device, *, rows: Array, index: Array, values: Array) ->
 
 
 def copy_rows(device: Device, *, shards: Shards, source: Array, rows: Array, target: Array) -> None:
-    """``rows[target[i]]`` becomes row ``source[i]`` of another table's shards, wherever that is; targets are distinct."""
+    """``rows[target[i]]`` becomes row ``source[i]`` of another table's shards, wherever it is; targets are distinct."""
     check_array("copy_rows", "rows", rows, device, np.float32, (None, None))
     check_array("copy_rows", "source", source, device, np.int32, (None,))
     check_array("copy_rows", "target", target, device, np.int32, (len(source),))
