@@ -129,9 +129,13 @@ class SyntheticData(Settings):
 
 
 class Data(Settings):
-    """Where examples come from. A position in them is one global row number."""
+    """Where examples come from. A position in them is one global row number.
 
-    format: Literal["criteo", "parquet", "libsvm", "libffm", "multislot", "synthetic"]
+    csv is delimited text with a header; multislot is text of ``label slot:key[:weight] ...`` lines; frame is a Dask
+    DataFrame that is handed to `train`.
+    """
+
+    format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"]
     paths: tuple[str, ...] = ()  # files, globs, directories, fsspec URLs
     validation_paths: tuple[str, ...] = ()
     validation_rows: Annotated[int, Field(ge=0)] = 0  # synthetic: so many rows after the training ones
@@ -152,9 +156,9 @@ class Data(Settings):
     def _source_given(self) -> Data:
         if self.format == "synthetic" and self.synthetic is None:
             object.__setattr__(self, "synthetic", SyntheticData())
-        if self.format == "synthetic" and self.paths:
-            raise ValueError("synthetic data has no paths; leave them out or choose another format")
-        if self.format != "synthetic" and not self.paths:
+        if self.format in {"synthetic", "frame"} and self.paths:
+            raise ValueError(f"{self.format} data has no paths; leave them out or choose another format")
+        if self.format not in {"synthetic", "frame"} and not self.paths:
             raise ValueError(f"format {self.format!r} needs paths: files, globs, directories or URLs")
         return self
 
@@ -216,6 +220,9 @@ class Job(Settings):
 
     data: Data
     out: str = "runs/model"
+    start_from: str | None = (
+        None  # a model's directory: a new model begins with its rows and network, at row 0 of the data
+    )
     name: str = "model"
     seed: int = 0
     slots: tuple[Slot, ...] = ()  # empty: the format's own (criteo, synthetic)

@@ -74,13 +74,14 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     report: bool = True,
     dashboard_address: str | None = None,
+    frame: Any = None,
 ) -> Outcome:
     """Train `job` to its end, from its last snapshot if its directory has one.
 
     `client` is a Dask client or a scheduler's address; without one, a cluster of `cluster.nodes` nodes is made on this
     machine and closed again, with a dashboard if `dashboard_address` names one. `on_progress` is called after every
     batch; when `should_stop` says so, the run ends at a batch boundary with a snapshot. A report in HTML is written
-    into the model directory unless `report` is false.
+    into the model directory unless `report` is false. `frame` is the Dask DataFrame of a job whose format is frame.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -107,7 +108,7 @@ def train(
 
         log_event("start", f"training {job.name} into {job.out}", job=job.name, out=job.out)
         try:
-            outcome = train_flow(job, client=connected, on_progress=tell, should_stop=should_stop)
+            outcome = train_flow(job, client=connected, on_progress=tell, should_stop=should_stop, frame=frame)
         except BaseException as error:
             live.end(f"failed: {type(error).__name__}")
             raise

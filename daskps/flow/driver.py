@@ -56,6 +56,7 @@ class Driver:
         *,
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
+        frame: Any = None,
     ) -> None:
         self._client = client
         self._workers = workers
@@ -63,6 +64,7 @@ class Driver:
         self._run = run
         self._on_progress = on_progress
         self._should_stop = should_stop
+        self._frame = frame
         self._tasks = 0  # submitted so far
         self._done: queue.Queue[Task] = queue.Queue()
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
@@ -72,7 +74,7 @@ class Driver:
 
     def run(self) -> Outcome:
         """Train from the last snapshot to the end of the data, or until asked to stop; leave a snapshot behind."""
-        opened: Opened = self._control("open", self._workers, self._job)[0]
+        opened: Opened = self._control("open", self._workers, self._job, self._frame)[0]
         self._opened = opened
         self._sizer = Sizer(self._job, opened)
         self._step, self._batch = self._step_at(opened.position), opened.batch

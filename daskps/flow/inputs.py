@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from daskps.backend.pool import ComputePool
 from daskps.config import Job
 from daskps.data import delimited
 from daskps.data.bad import BadRowPolicy
 from daskps.data.format import Format
+from daskps.data.frame import frame_source
 from daskps.data.generated import GeneratedReader
 from daskps.data.order import Order, Steps
 from daskps.data.parquet import Parquet
@@ -74,15 +75,15 @@ def features(job: Job) -> Features:
     return found
 
 
-def open_training(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepReader:
-    """This node's reader of the training data, all epochs."""
+def open_training(job: Job, pool: ComputePool, rank: int, nodes: int, frame: Any = None) -> StepReader:
+    """This node's reader of the training data, all epochs; `frame` is the Dask DataFrame of a job of that format."""
     data = job.data
     steps = _steps(job, rank, nodes)
     if data.synthetic is not None:
         rows = data.synthetic.examples
         return GeneratedReader(synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
-    source = _source(job, data.paths)
+    source = _frame_source(job, frame) if data.format == "frame" else _source(job, data.paths)
     return source.open(source.index(pool.cores), pool, order, steps)
 
 
@@ -161,9 +162,18 @@ def job_schema(job: Job) -> Schema:
     return Schema(slots, dense, job.data.label, job.data.weight or "")
 
 
+def _frame_source(job: Job, frame: Any) -> Source:
+    if frame is None:
+        raise ConfigError("the job's data is a frame: hand the Dask DataFrame to train(job, frame=...)")
+    policy = BadRowPolicy(job.data.bad_lines, job.data.bad_share)
+    return frame_source(frame, job_schema(job), job.data.hash_seed, policy)
+
+
 def _format(name: str) -> Format:
     if name == "criteo":
         return delimited.criteo()
+    if name == "csv":
+        return delimited.Delimited(",")
     if name == "parquet":
         return Parquet()
     styles: dict[str, Literal["libsvm", "libffm", "slots"]] = {

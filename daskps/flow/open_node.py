@@ -7,13 +7,14 @@ published and confirmed; evaluation at rest.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from daskps.backend.device import CpuDevice, Device, devices
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
-from daskps.cluster.commit import Draft, ModelDirectory, follow, settle
+from daskps.cluster.commit import Draft, ModelDirectory, Snapshot, follow, settle
 from daskps.cluster.node import Flight, Flights, NodeTable
 from daskps.config import Job
 from daskps.data.order import Steps
@@ -52,7 +53,7 @@ class Opened:
 class OpenNode:
     """The open node of one worker."""
 
-    def __init__(self, run: str, rank: int, workers: list[str], job: Job) -> None:
+    def __init__(self, run: str, rank: int, workers: list[str], job: Job, frame: Any = None) -> None:
         self.run, self.rank, self.nodes, self.job = run, rank, len(workers), job
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
@@ -62,13 +63,16 @@ class OpenNode:
         self.directory = ModelDirectory(os.fspath(job.out))
         self.epoch = self.directory.begin_epoch(run)
         self.flights = Flights(run, self.epoch.number)
-        self.training = inputs.open_training(job, self.pool, rank, self.nodes)
+        self.training = inputs.open_training(job, self.pool, rank, self.nodes, frame)
         self.validation = inputs.open_validation(job, self.pool, rank, self.nodes)
         self.networks = self._networks()
         self.metrics = Metrics()
         self.snapshot = self.directory.snapshot()
+        self.base: Snapshot | None = None  # of another model, that this new one starts from
         if self.snapshot is not None:
-            self._take_up()
+            self._take_up(self.directory, self.snapshot)
+        elif job.start_from is not None:
+            self._start_from(ModelDirectory(job.start_from))
         self.tables = [self._open_table(spec) for spec in self.specs]
         self.trainer = Trainer(
             self.devices,
@@ -90,16 +94,16 @@ class OpenNode:
             return [build_network(job, self.specs, self.features, engine.cpu(self.pool))] * len(self.devices)
         return [build_network(job, self.specs, self.features, engine.on(device)) for device in self.devices]
 
-    def _take_up(self) -> None:
-        """Go on from the last snapshot, if it is of the same job."""
-        assert self.snapshot is not None
-        draft = self.snapshot.draft
-        if draft.settings["result"] != self.job.result_fields():
+    def _take_up(self, directory: ModelDirectory, snapshot: Snapshot) -> None:
+        """Go on from a snapshot, if it is of the same model."""
+        known, asked = snapshot.draft.settings["result"], self.job.result_fields()
+        if known != asked:
+            other = ", ".join(name for name in asked if known.get(name) != asked[name])
             raise ConfigError(
-                f"{self.job.out} holds a model of other settings (snapshot {self.snapshot.id}): choose another `out`, "
-                "or give the settings it was made with"
+                f"{directory.path} holds a model of other settings ({other}; snapshot {snapshot.id}): choose another "
+                "`out`, or give the settings it was made with"
             )
-        arrays = self.directory.load(self.snapshot)
+        arrays = directory.load(snapshot)
         for replica in dict.fromkeys(self.networks):
             replica.load(
                 {name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")}
@@ -107,6 +111,19 @@ class OpenNode:
         self.metrics.load(
             {name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")}
         )
+
+    def _start_from(self, base: ModelDirectory) -> None:
+        """Begin with the rows and the network of another model, at the first row of the data, with fresh metrics."""
+        self.base = base.snapshot()
+        if self.base is None:
+            raise ConfigError(f"start_from: {base.path} holds no model; check the path")
+        self._take_up(base, self.base)
+        self.metrics = Metrics()
+        for spec in self.specs:
+            target = f"{self.directory.path}/tables/{spec.name}"
+            shutil.rmtree(target, ignore_errors=True)
+            # Parameter files are never changed, so links will do where the file system has them.
+            shutil.copytree(f"{base.path}/tables/{spec.name}", target, copy_function=_link_or_copy)
 
     def _open_table(self, spec: TableSpec) -> NodeTable:
         store = self._open_store(spec)
@@ -128,7 +145,8 @@ class OpenNode:
         """This node's partitions of a table, as the log says they are."""
         path, job = f"{self.directory.path}/tables/{spec.name}", self.job
         options = Options(disk_bytes=job.budget.disk_bytes)
-        if self.snapshot is None:
+        start = self.snapshot or self.base
+        if start is None:
             # What a run left behind that never published is nobody's.
             self.directory.files.remove_folder(path)
             hash_kind: Literal["mixed", "modulo"] = "mixed" if job.cluster.partition_by == "hash" else "modulo"
@@ -141,9 +159,9 @@ class OpenNode:
                 file_rows=self._file_rows(spec),
                 options=options,
             )
-        store = Partitions.open(path, pool=self.pool, snapshot=self.snapshot.id, options=options)
+        store = Partitions.open(path, pool=self.pool, snapshot=start.id, options=options)
         for partition in store.stores.values():
-            settle(partition, self.directory.state().live)
+            settle(partition, {start.id, *self.directory.state().live})
         return store
 
     def _file_rows(self, spec: TableSpec) -> int:
@@ -290,3 +308,14 @@ class OpenNode:
         if self.validation is not None:
             self.validation.close()
         self.pool.close()
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Chunks never change and may be shared; manifests and the lock file may not."""
+    try:
+        if os.path.basename(source).startswith("c."):
+            os.link(source, target)
+            return
+    except OSError:
+        pass
+    shutil.copyfile(source, target)

@@ -29,12 +29,13 @@ def train(
     client: Client | str | None = None,
     on_progress: Callable[[Progress], None] = _nothing,
     should_stop: Callable[[], bool] = lambda: False,
+    frame: Any = None,
 ) -> Outcome:
     """Train `job` to its end, from its last snapshot if its directory has one.
 
     `client` is a Dask client or a scheduler's address; without one, an in-process cluster of `cluster.nodes` nodes is
     made and closed again. `on_progress` is called after every batch; when `should_stop` says so, the run ends at a
-    batch boundary with a snapshot.
+    batch boundary with a snapshot. `frame` is the Dask DataFrame of a job whose data format is frame.
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     with client_for(job.cluster.nodes, client) as connected:
@@ -45,6 +46,12 @@ def train(
             raise BackendError(f"the job wants {job.cluster.nodes} nodes, the cluster has {len(workers)} workers")
         run = uuid.uuid4().hex[:12]
         driver = Driver(
-            connected, workers[: job.cluster.nodes], job, run, on_progress=on_progress, should_stop=should_stop
+            connected,
+            workers[: job.cluster.nodes],
+            job,
+            run,
+            on_progress=on_progress,
+            should_stop=should_stop,
+            frame=frame,
         )
         return driver.run()

@@ -2,7 +2,8 @@
 
 A step of ours is timed whole: finding 64-bit keys in the hash table of all rows, pooling, the list of touched rows,
 fixed-point sums (nothing to clear: they live in registers), rowwise Adagrad, the check for bad numbers. FBGEMM and
-torch are given ready indices. All use the same number of threads. Torch has no rowwise Adagrad: it runs its sparse Adagrad.
+torch are given ready indices. All use the same number of threads. Torch has no rowwise Adagrad: it runs its sparse
+Adagrad.
 """
 
 from __future__ import annotations

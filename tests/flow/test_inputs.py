@@ -1,0 +1,103 @@
+"""A job reads what people keep: files of every format, a Dask DataFrame, and the rows of an earlier model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskps.config import make_job
+from daskps.errors import ConfigError
+from daskps.flow import inputs
+from daskps.flow.progress import Outcome
+from tests.flow.conftest import merged, model_bits, model_rows
+
+Trained = Callable[..., tuple[Outcome, Path]]
+
+ROWS = 1_500
+SLOTS = [{"name": "user"}, {"name": "ad", "table": "ads"}, {"name": "price", "kind": "dense"}]
+TABLES = {"main": {"dimension": 4}, "ads": {"dimension": 2, "optimizer": {"kind": "sgd"}}}
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    users, ads = rng.integers(0, 200, ROWS), rng.integers(0, 50, ROWS)
+    clicks = rng.random(ROWS) < 1 / (1 + np.exp(1.0 - 2.0 * (users % 2)))
+    return pd.DataFrame(
+        {
+            "label": clicks.astype(int),
+            "user": [f"u{user}" for user in users],
+            "ad": ads,
+            "price": rng.random(ROWS).astype(np.float32),
+        }
+    )
+
+
+def job_of(format: str, paths: list[str]) -> dict[str, Any]:
+    return {"data": {"format": format, "paths": paths, "synthetic": None}, "slots": SLOTS, "tables": TABLES}
+
+
+def test_the_same_rows_in_any_format_train_the_same_model(
+    frame: pd.DataFrame, trained: Trained, tmp_path: Path
+) -> None:
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.iloc[:700].to_parquet(tmp_path / "rows-0.parquet", row_group_size=300)
+    frame.iloc[700:].to_parquet(tmp_path / "rows-1.parquet")
+    bits = {
+        model_bits(trained(job_of("csv", [str(tmp_path / "rows.csv")]))[1]),
+        model_bits(trained(job_of("parquet", [str(tmp_path / "*.parquet")]))[1]),
+        model_bits(trained(job_of("frame", []), frame=dd.from_pandas(frame, npartitions=4))[1]),
+    }
+    assert len(bits) == 1
+
+
+def test_a_model_has_a_table_for_each_group_of_slots(frame: pd.DataFrame, trained: Trained, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    path = trained(job_of("csv", [str(tmp_path / "rows.csv")]))[1]
+    assert len(model_rows(path, "main")[0]) == frame["user"].nunique()
+    assert len(model_rows(path, "ads")[0]) == frame["ad"].nunique()
+    assert model_rows(path, "ads")[1].shape[1] == 2
+
+
+def test_a_frame_job_without_a_frame_says_so(trained: Trained) -> None:
+    with pytest.raises(ConfigError, match="hand the Dask DataFrame to train"):
+        trained(job_of("frame", []))
+
+
+def test_a_column_that_is_not_there_is_named_before_training(
+    frame: pd.DataFrame, trained: Trained, tmp_path: Path
+) -> None:
+    frame.drop(columns="ad").to_csv(tmp_path / "rows.csv", index=False)
+    with pytest.raises(ConfigError, match=r"columns that are not there: \['ad'\]"):
+        trained(job_of("csv", [str(tmp_path / "rows.csv")]))
+
+
+def test_new_data_goes_on_from_an_existing_model(trained: Trained, tmp_path: Path) -> None:
+    first = {"data": {"synthetic": {"examples": 3_000}}}
+    base = trained(first)[1]
+    before = model_bits(base)
+    more = {"data": {"synthetic": {"examples": 2_000, "seed": 8}}, "start_from": str(base)}
+    outcome, path = trained(more, out=tmp_path / "more")
+    old, new = model_rows(base)[0], model_rows(path)[0]
+    assert outcome.progress.examples == 2_000
+    assert set(old.tolist()) < set(new.tolist())
+    assert model_bits(base) == before
+    assert model_bits(trained(more)[1]) == model_bits(path)
+    assert trained(more, out=path)[0].progress.examples == 0  # taken up from its own snapshot, not begun again
+
+
+def test_start_from_nothing_is_refused(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no model"):
+        trained({"start_from": str(tmp_path / "none")})
+
+
+def test_slots_and_tables_must_fit_each_other() -> None:
+    settings = {"data": {"format": "parquet", "paths": ["x"]}, "tables": {"main": {}, "other": {}}}
+    with pytest.raises(ConfigError, match="needs slots"):
+        inputs.features(make_job(settings))
+    with pytest.raises(ConfigError, match="no slot is in table other"):
+        inputs.features(make_job(merged(settings, {"slots": [{"name": "a"}]})))
