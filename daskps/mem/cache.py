@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -215,59 +215,64 @@ class Cache:
         used = int(self._heads[1])
         window = min(used, max(SAMPLE * wanted, LEAST_SAMPLE))
         while True:
-            histogram = self._census(window)
-            if histogram.sum() >= wanted or (window == used and self.recent.rows == 0):
-                return self._choose(window, wanted, histogram)
+            ranges = self._ranges(window)
+            censuses = self.pool.map(self._census, ranges)
+            there = int(sum(census.sum() for census in censuses))
+            if there >= wanted or (window == used and self.recent.rows == 0):
+                self._hand = ranges[-1][1]
+                return self._choose(ranges, censuses, min(wanted, there))
             if window < used:
                 window = min(used, 4 * window)
             else:
-                self.recent.demote(wanted - int(histogram.sum()))
+                self.recent.demote(wanted - there)
 
     def _ranges(self, window: int) -> list[tuple[int, int]]:
-        """The slots of a window that starts at the hand and wraps around."""
+        """The slots of a window that starts at the hand and wraps around, in shares of the pool."""
         used = int(self._heads[1])
         start = self._hand if self._hand < used else 0
-        return [(start, min(start + window, used)), (0, max(0, start + window - used))]
+        shares = self.pool.cores if window >= SMALL else 1
+        cuts = {start, start + window, *(start + window * share // shares for share in range(shares))}
+        if start < used < start + window:
+            cuts.add(used)
+        ordered = sorted(cuts)
+        return [(first - used, last - used) if first >= used else (first, last) for first, last in pairwise(ordered)]
 
-    def _census(self, window: int) -> Int64s:
-        def share(start: int, first: int, last: int) -> Int64s:
-            histogram = np.zeros(256, np.int64)
-            library().mem_census(
-                entries=self.entries,
-                first=start + first,
-                last=start + last,
-                flushing=self.flushing,
-                histogram=histogram,
-            )
-            return histogram
+    def _census(self, slots: tuple[int, int]) -> Int64s:
+        """How many rows of a range of slots may leave, by visits."""
+        histogram = np.zeros(256, np.int64)
+        library().mem_census(
+            entries=self.entries, first=slots[0], last=slots[1], flushing=self.flushing, histogram=histogram
+        )
+        return histogram
 
-        total = np.zeros(256, np.int64)
-        for start, stop in self._ranges(window):
-            total += sum(self._shares(stop - start, partial(share, start)))
-        return total
-
-    def _choose(self, window: int, wanted: int, histogram: Int64s) -> Slots:
-        sums = np.cumsum(histogram)
-        wanted = min(wanted, int(sums[-1]))
+    def _choose(self, ranges: list[tuple[int, int]], censuses: list[Int64s], wanted: int) -> Slots:
+        """The `wanted` least visited of them; of those with the highest number of visits, the first ones."""
+        sums = np.cumsum(sum(censuses))
         visits = int(np.searchsorted(sums, wanted))
         allowed = wanted - int(sums[visits - 1] if visits else 0)
         victims = np.empty(wanted, np.uint32)
-        count = 0
-        for start, stop in self._ranges(window):
-            chosen = library().mem_choose(
+        work, start = [], 0
+        for slots, census in zip(ranges, censuses, strict=True):
+            ties = min(allowed, int(census[visits]))
+            count = int(census[:visits].sum()) + ties
+            work.append((slots, ties, victims[start : start + count]))
+            allowed -= ties
+            start += count
+
+        def choose(one: tuple[tuple[int, int], int, Slots]) -> None:
+            (first, last), ties, out = one
+            library().mem_choose(
                 entries=self.entries,
-                first=start,
-                last=stop,
+                first=first,
+                last=last,
                 flushing=self.flushing,
                 visits=visits,
-                allowed=allowed,
-                victims=victims[count:],
+                allowed=ties,
+                victims=out,
             )
-            of_chosen = self.entries["visits"][victims[count : count + chosen]]
-            allowed -= int(np.count_nonzero(of_chosen == visits))
-            count += chosen
-        self._hand = self._ranges(window)[1][1] or self._ranges(window)[0][1]
-        return victims[:count]
+
+        self.pool.map(choose, work)
+        return victims
 
     def select(self, slots: Slots, flags: int) -> Slots:
         """Those of the slots that have all of `flags`."""

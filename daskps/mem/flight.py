@@ -73,26 +73,19 @@ class Flight:
 
     def _claim_shared(self, keys: Keys, node: int) -> Slots:
         assert self.working_set is not None
-        assert self.working_set.holders is not None
         assert self.pushed is not None
-        indices = self.working_set.find(keys)
-        unknown = np.flatnonzero(indices == NONE)
-        if len(unknown):
-            raise self._refusal(keys[unknown[0]], node, "no node has pulled in that batch")
-        holders = self.working_set.holders[indices]
-        lowest = holders & (~holders + np.uint64(1))
-        foreign = np.flatnonzero(lowest != np.uint64(1 << node))
-        if len(foreign):
-            pusher = int(lowest[foreign[0]]).bit_length() - 1
-            raise self._refusal(keys[foreign[0]], node, f"node {pusher} has to push: the lowest-ranked holder")
-        again = np.flatnonzero(self.pushed[indices])
-        if len(again):
-            raise self._refusal(keys[again[0]], node, "has been pushed already")
-        self.pushed[indices] = 1
-        if len(np.unique(indices)) < len(indices):
-            self.pushed[indices] = 0
-            raise self._refusal(keys[0], node, "or another one, this push names twice")
-        return self.slots[indices]
+        slots, wrong, why = self.working_set.claim(keys, node, self.pushed, self.slots)
+        if wrong < 0:
+            return slots
+        holders = int(self.working_set.holders_of(keys[wrong : wrong + 1])[0])
+        pusher = (holders & -holders).bit_length() - 1
+        reasons = {
+            1: "no node has pulled in that batch",
+            2: f"node {pusher} has to push: the lowest-ranked holder",
+            3: "has been pushed already",
+            4: "this push names twice",
+        }
+        raise self._refusal(keys[wrong], node, reasons[why])
 
     def _reason(self, slot: np.uint32, cache: Cache) -> str:
         if slot == NONE or not np.any(self.slots == slot):

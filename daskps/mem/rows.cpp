@@ -30,6 +30,10 @@ NATIVE(void, mem_gather, const void* entries, const float* rows, int64_t width, 
 NATIVE(void, mem_fill, float* rows, int64_t width, const uint32_t* slots, const uint32_t* positions, int64_t first,
     int64_t last, const float* source, float* out) {
     for (int64_t i = first; i < last; ++i) {
+        if (i + 16 < last) {
+            prefetch_row(rows + slots[positions[i + 16]] * width, width);
+            if (out) prefetch_row(out + positions[i + 16] * width, width);
+        }
         copy_row(rows + slots[positions[i]] * width, source + i * width, width);
         if (out) copy_row(out + positions[i] * width, source + i * width, width);
     }

@@ -36,6 +36,35 @@ NATIVE(int64_t, mem_union_add, uint64_t* buckets, uint64_t bucket_count, const u
     return n;
 }
 
+// Node `rank` pushes these keys: mark them in `pushed` (U,), and slots[i] = where they go. Returns n, or the first i that
+// may not be pushed, and then nothing is marked; *reason says why: 1 nobody pulls it, 2 another node pushes it, 3 it has
+// been pushed, 4 it is named twice.
+NATIVE(int64_t, mem_union_claim, const uint64_t* buckets, uint64_t bucket_count, const uint64_t* known,
+    const uint64_t* holders, const uint32_t* slots_of, const uint64_t* keys, int64_t n, uint32_t rank, uint8_t* pushed,
+    uint32_t* slots, int64_t* reason) {
+    *reason = 0;
+    int64_t i = 0;
+    for (; i < n && !*reason; ++i) {
+        if (i + 16 < n) prefetch_home(buckets, bucket_count, keys[i + 16]);
+        uint32_t index = (uint32_t)buckets[bucket_of(buckets, bucket_count, known, keys[i])] - 1;
+        slots[i] = index;
+        if (index == 0xffffffffu)
+            *reason = 1;
+        else if ((holders[index] & (~holders[index] + 1)) != 1ull << rank)
+            *reason = 2;
+        else if (pushed[index])
+            *reason = pushed[index] == 1 ? 3 : 4;
+        else
+            pushed[index] = 2;  // by this very push
+    }
+    int64_t taken = *reason ? i - 1 : n;
+    for (int64_t j = 0; j < taken; ++j) {
+        pushed[slots[j]] = *reason ? 0 : 1;
+        slots[j] = slots_of[slots[j]];
+    }
+    return taken;
+}
+
 // indices[i] = place of keys[i] in `known`, or 2^32 - 1. Returns the first i that is not there, else -1.
 NATIVE(int64_t, mem_union_find, const uint64_t* buckets, uint64_t bucket_count, const uint64_t* known,
     const uint64_t* keys, int64_t n, uint32_t* indices) {

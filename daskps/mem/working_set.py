@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from daskps.backend.native import library
 from daskps.errors import ArgumentError
-from daskps.mem.cache import NONE
+from daskps.mem.cache import NONE, Slots
 from daskps.mem.delivery import Positions
 from daskps.types import Floats, Keys
 
@@ -80,6 +81,25 @@ class WorkingSet:
             indices=indices,
         )
         return indices
+
+    def claim(self, keys: Keys, node: int, pushed: npt.NDArray[np.uint8], slots_of: Slots) -> tuple[Slots, int, int]:
+        """Mark keys that `node` pushes; returns their slots, the first that it may not push (or -1), and why not."""
+        assert self.holders is not None
+        slots, reason = np.empty(len(keys), np.uint32), np.zeros(1, np.int64)
+        taken = library().mem_union_claim(
+            buckets=self._buckets,
+            bucket_count=len(self._buckets),
+            known=self.keys,
+            holders=self.holders,
+            slots_of=slots_of,
+            keys=keys,
+            n=len(keys),
+            rank=node,
+            pushed=pushed,
+            slots=slots,
+            reason=reason,
+        )
+        return slots, -1 if taken == len(keys) else taken, int(reason[0])
 
     def holders_of(self, keys: Keys) -> Keys:
         """Who holds each key; nobody where no node pulls it."""
