@@ -22,10 +22,12 @@ from daskps.data.format import BlockFile, Format, Parser
 from daskps.data.index import Part, RowIndex
 from daskps.data.order import Order, Steps
 from daskps.data.piece import Piece, allocate, as_batch, join, scale_logs
+from daskps.data.recycle import Recycler
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch, Int64s
 
 BLOCKS_AHEAD = 8
+RECYCLED_BYTES = 1 << 30  # kept at most while no batch uses them
 TASKS_PER_CORE = 4  # parsed between two looks at the fetched blocks
 
 Range = tuple[int, int]
@@ -63,6 +65,7 @@ class Reader:
         threads = format.fetch_threads([blocks.file for blocks in index.files])
         self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, BLOCKS_AHEAD, threads)
         self._window: _Window | None = None
+        self._recycler = Recycler(RECYCLED_BYTES)
 
     def read(self, start: int, stop: int) -> Batch:
         """Global rows [start, stop)."""
@@ -140,7 +143,7 @@ class Reader:
 
     def _read_parts(self, parts: Sequence[Part], following: Sequence[Part], first_row: int) -> Batch:
         shape, rows = self._parser.shape, sum(part.rows for part in parts)
-        whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape)
+        whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
         pieces: list[Piece] = []
         payloads = self._ahead.take(_blocks(parts), _blocks(following))
         groups = zip(_by_block(parts), payloads, strict=True)
@@ -159,7 +162,7 @@ class Reader:
         if shape.fixed and used == rows * shape.slots:
             whole.used = used
             return as_batch(whole, shape, first_row)
-        return join(pieces, shape, first_row, self._pool)
+        return join(pieces, shape, first_row, self._pool, self._recycler.empty)
 
     def _parse(self, part: Part, payload: Any, out: Piece | None) -> Piece:
         shape = self._parser.shape
