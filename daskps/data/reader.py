@@ -7,6 +7,7 @@ in the background; parsing runs in the pool, a block a task. A reader belongs to
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,7 +27,6 @@ from daskps.data.recycle import Recycler
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch, Int64s
 
-BLOCKS_AHEAD = 8
 RECYCLED_BYTES = 1 << 30  # kept at most while no batch uses them
 TASKS_PER_CORE = 4  # parsed between two looks at the fetched blocks
 
@@ -62,8 +62,9 @@ class Reader:
         self.bad_rows = BadRows(policy, index.rows)
         self._format, self._parser, self._columns, self._pool = format, parser, columns, pool
         self._files: dict[int, BlockFile] = {}
+        self._opening = threading.Lock()
         threads = format.fetch_threads([blocks.file for blocks in index.files])
-        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, BLOCKS_AHEAD, threads)
+        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, format.blocks_ahead, threads)
         self._window: _Window | None = None
         self._recycler = Recycler(RECYCLED_BYTES)
 
@@ -105,7 +106,7 @@ class Reader:
             return self._read_shuffled(ranges, first_row)
         parts = [part for piece in ranges for part in self._parts(*piece)]
         later = (part for start, stop in following for part in self._parts(start, min(stop, self.rows)))
-        return self._read_parts(parts, list(itertools.islice(later, BLOCKS_AHEAD)), first_row)
+        return self._read_parts(parts, list(itertools.islice(later, self._format.blocks_ahead)), first_row)
 
     def _parts(self, start: int, stop: int) -> Iterator[Part]:
         """Parts of blocks for global rows, epoch by epoch."""
@@ -137,7 +138,7 @@ class Reader:
             start = number * self.order.shuffle_rows
             stop = min(start + self.order.shuffle_rows, self.index.rows)
             after = self.index.parts(stop, min(stop + self.order.shuffle_rows, self.index.rows))
-            batch = self._read_parts(self.index.parts(start, stop), after[:BLOCKS_AHEAD], start)
+            batch = self._read_parts(self.index.parts(start, stop), after[: self._format.blocks_ahead], start)
             self._window = _Window(epoch, number, batch, self.order.permutation(epoch, number, stop - start))
         return self._window
 
@@ -180,11 +181,12 @@ class Reader:
     def _fetch(self, name: tuple[int, int]) -> Any:
         """Runs in the background. Only the files at hand stay open."""
         file, block = name
-        opened = self._files.get(file)
-        if opened is None:
-            for old in [number for number in self._files if abs(number - file) > 1]:
-                self._files.pop(old).close()
-            opened = self._files.setdefault(file, self._format.open(self.index.files[file], self._columns))
+        with self._opening:
+            opened = self._files.get(file)
+            if opened is None:
+                for old in [number for number in self._files if abs(number - file) > 1]:
+                    self._files.pop(old).close()
+                opened = self._files[file] = self._format.open(self.index.files[file], self._columns)
         return self._parser.prepare(opened.fetch(block))
 
     def close(self) -> None:
