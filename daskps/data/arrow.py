@@ -6,6 +6,7 @@ lists), or floats; both with the status of rows whose value cannot be used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,29 +28,67 @@ NOT_A_NUMBER = CODES["not a number"]
 OUT_OF_RANGE = CODES["number out of range"]
 
 
+# The struct KeyColumn of columns.cpp.
+_COLUMN = np.dtype(
+    [(name, np.int32) for name in "source kind missing_key is_signed".split()]
+    + [("seed", np.uint64), ("valid", np.uint64), ("bit_offset", np.int64)]
+    + [(name, np.uint64) for name in "lists values data bucket_keys".split()]
+)
+_TEXT32, _TEXT64, _INTEGERS, _INDICES = range(4)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyColumn:
     """The values of one slot in a block of n rows."""
 
-    native: str  # name of the native function that places its keys
-    arguments: dict[str, Any]  # that do not depend on the rows
-    per_value: str | None  # argument that runs with the rows when there are no lists; None: no values at all
-    valid: npt.NDArray[np.uint8] | None  # bitmap over rows
-    bit_offset: int
-    lists: Int64s | None  # (n + 1,)
-    bad: Int32s | None  # (n,) reason, 0 for fine
+    slot: Slot
+    seed: int
+    source: int
+    values: npt.NDArray[Any]  # offsets of text, integers, or indices
+    data: npt.NDArray[Any] | None = None  # bytes of text, or keys of the distinct values
+    signed: bool = True
+    valid: npt.NDArray[np.uint8] | None = None  # bitmap over rows
+    bit_offset: int = 0
+    lists: Int64s | None = None  # (n + 1,)
+    bad: Int32s | None = None  # (n,) reason, 0 for fine
 
-    def rows(self, first: int, last: int) -> dict[str, Any]:
-        """The arguments that tell which of rows [first, last) have a value."""
-        lists = None if self.lists is None else self.lists[first : last + 1]
-        return {"valid": self.valid, "bit_offset": self.bit_offset + first, "lists": lists}
 
-    def values(self, first: int, last: int) -> dict[str, Any]:
-        """The arguments of the native function for rows [first, last)."""
-        if self.lists is not None or self.per_value is None:
-            return self.arguments
-        more = int(self.per_value == "offsets")
-        return self.arguments | {self.per_value: self.arguments[self.per_value][first : last + more]}
+class KeyColumns:
+    """Columns as columns.cpp takes them; it points into their arrays, so it keeps them."""
+
+    def __init__(self, columns: Sequence[KeyColumn]) -> None:
+        self.columns = columns
+        self._bucket_keys = [bucket_keys(column.seed) if _bucketised(column) else None for column in columns]
+        self._plan = np.zeros(len(columns), _COLUMN)
+        for number, column in enumerate(columns):
+            pointers = (column.lists, column.values, column.data, self._bucket_keys[number])
+            head = (column.source, slot_kind(column.slot), column.slot.missing_key, column.signed, column.seed)
+            self._plan[number] = (*head, _address(column.valid), column.bit_offset, *map(_address, pointers))
+
+    def place(self, first: int, last: int, status: Int32s, key_base: int, keys: Keys, ends: Int64s) -> int:
+        """The keys and bag ends of rows [first, last), whose status this is; returns the number of keys."""
+        written = library().data_parse_columns(
+            first=first,
+            last=last,
+            slots=len(self.columns),
+            columns=self._plan,
+            least=bucket_bounds(),
+            small=small_buckets(),
+            buckets=len(bucket_bounds()),
+            status=status,
+            key_base=key_base,
+            keys=keys,
+            ends=ends,
+        )
+        return int(written)
+
+
+def _address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else array.ctypes.data
+
+
+def _bucketised(column: KeyColumn) -> bool:
+    return column.source == _INTEGERS and slot_kind(column.slot) == BUCKETS
 
 
 def single_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -96,50 +135,47 @@ def key_column(array: pa.Array, slot: Slot, seed: int) -> KeyColumn:
         return _dictionary_column(array, slot, seed)
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type) or pa.types.is_floating(array.type):
         return _integer_column(array, slot, seed)
-    return _text_column(array, seed)
+    return _text_column(array, slot, seed)
 
 
-def _text_column(array: pa.Array, seed: int) -> KeyColumn:
+def _text_column(array: pa.Array, slot: Slot, seed: int) -> KeyColumn:
     kind = array.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     if not wide and not pa.types.is_string(kind) and not pa.types.is_binary(kind):
         array, wide = array.cast(pa.large_binary()), True
     _, offsets, data = array.buffers()
-    places = _buffer(offsets, np.int64 if wide else np.int32)
-    if not len(places):  # an empty array may have no offsets
-        places = np.zeros(1, np.int64 if wide else np.int32)
-    arguments = {
-        "seed": seed,
-        "offsets": places[array.offset : array.offset + len(array) + 1],
-        "bytes": _buffer(data, np.uint8),
-    }
-    native = "data_place_text64" if wide else "data_place_text32"
-    return KeyColumn(native, arguments, "offsets", _valid(array), array.offset, None, None)
+    places = _buffer(offsets, np.int64 if wide else np.int32)[array.offset :]
+    return KeyColumn(
+        slot,
+        seed,
+        _TEXT64 if wide else _TEXT32,
+        values=places,
+        data=_buffer(data, np.uint8),
+        valid=_valid(array),
+        bit_offset=array.offset,
+    )
 
 
 def _integer_column(array: pa.Array, slot: Slot, seed: int) -> KeyColumn:
     bad = None
     if pa.types.is_floating(array.type):
         array, bad = _whole_numbers(array)
-    kind = slot_kind(slot)
     unsigned = pa.types.is_uint64(array.type)
-    if unsigned and kind == BUCKETS:
+    if unsigned and slot_kind(slot) == BUCKETS:
         over = pc.fill_null(pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())), False).to_numpy(zero_copy_only=False)
-        bad = np.where(over, OUT_OF_RANGE, 0).astype(np.int32) if over.any() else bad
+        bad = np.where(over, OUT_OF_RANGE, 0).astype(np.int32) if over.any() else None
     if not unsigned and not pa.types.is_int64(array.type):
         array = array.cast(pa.int64())
-    values = _buffer(array.buffers()[1], np.uint64)[array.offset : array.offset + len(array)]
-    arguments = {
-        "seed": seed,
-        "kind": kind,
-        "is_signed": not unsigned,
-        "values": values,
-        "least": bucket_bounds(),
-        "small": small_buckets(),
-        "buckets": len(bucket_bounds()),
-        "bucket_keys": bucket_keys(seed) if kind == BUCKETS else None,
-    }
-    return KeyColumn("data_place_integers", arguments, "values", _valid(array), array.offset, None, bad)
+    return KeyColumn(
+        slot,
+        seed,
+        _INTEGERS,
+        values=_buffer(array.buffers()[1], np.uint64)[array.offset :],
+        signed=not unsigned,
+        valid=_valid(array),
+        bit_offset=array.offset,
+        bad=bad,
+    )
 
 
 def _whole_numbers(array: pa.Array) -> tuple[pa.Array, Int32s | None]:
@@ -155,23 +191,29 @@ def _whole_numbers(array: pa.Array) -> tuple[pa.Array, Int32s | None]:
 def _dictionary_column(array: pa.DictionaryArray, slot: Slot, seed: int) -> KeyColumn:
     """Hash the distinct values once; rows then look their keys up."""
     values = key_column(array.dictionary, slot, seed)
-    keys = place_all(values, len(array.dictionary))
     indices = array.indices
     if not pa.types.is_int32(indices.type):
         indices = indices.cast(pa.int32())
-    numbers = _buffer(indices.buffers()[1], np.int32)[indices.offset : indices.offset + len(indices)]
     column = KeyColumn(
-        "data_place_indices",
-        {"seed": seed, "indices": numbers, "dictionary": keys},
-        "indices",
-        _valid(indices),
-        indices.offset,
-        None,
-        None,
+        slot,
+        seed,
+        _INDICES,
+        values=_buffer(indices.buffers()[1], np.int32)[indices.offset :],
+        data=_distinct_keys(values, len(array.dictionary)),
+        valid=_valid(indices),
+        bit_offset=indices.offset,
     )
     if array.dictionary.null_count or values.bad is not None:
         return _through_dictionary(column, array, values)
     return column
+
+
+def _distinct_keys(values: KeyColumn, count: int) -> Keys:
+    """One key for each distinct value; whatever for one that is missing."""
+    filled = replace(values, valid=None)
+    keys, ends, status = np.empty(count, np.uint64), np.empty(count, np.int64), np.zeros(count, np.int32)
+    KeyColumns([filled]).place(0, count, status, 0, keys, ends)
+    return keys
 
 
 def _through_dictionary(column: KeyColumn, array: pa.DictionaryArray, values: KeyColumn) -> KeyColumn:
@@ -182,14 +224,6 @@ def _through_dictionary(column: KeyColumn, array: pa.DictionaryArray, values: Ke
     good = there & valid[numbers] if len(valid) else there
     bad = None if values.bad is None else np.where(there, values.bad[numbers], 0).astype(np.int32)
     return replace(column, valid=np.packbits(good, bitorder="little"), bit_offset=0, bad=bad)
-
-
-def place_all(column: KeyColumn, rows: int) -> Keys:
-    """One key for every row of a column without lists; the key of a missing value where there is none."""
-    keys, ends = np.empty(rows, np.uint64), np.arange(1, rows + 1)
-    values = column.rows(0, rows) | column.values(0, rows)
-    getattr(library(), column.native)(rows=rows, slots=1, slot=0, key_base=0, ends=ends, keys=keys, **values)
-    return keys
 
 
 def list_bounds(array: pa.Array) -> tuple[Int64s, pa.Array]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class Delimited:
     delimiter: str = "\t"
     columns: tuple[str, ...] = ()  # empty: the first line of every file names them
     block_bytes: int = text.BLOCK_BYTES
+    blocks_ahead: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         if len(self.delimiter.encode()) != 1 or self.delimiter in '\n\r"':

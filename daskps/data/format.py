@@ -56,6 +56,10 @@ class Format(Protocol):
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
         """How many blocks may be fetched at the same time: 1 where a decoder goes through a file in order."""
 
+    @property
+    def blocks_ahead(self) -> int:
+        """How many blocks may wait in memory: many of text, few where a block is a whole row group."""
+
     def list(self, urls: Sequence[str]) -> list[DataFile]:
         """The files in their global order."""
 

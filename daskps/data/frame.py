@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import distributed
 import numpy as np
@@ -34,6 +34,7 @@ class Frame:
 
     partitions: tuple[Any, ...]  # Delayed
     types: pa.Schema
+    blocks_ahead: ClassVar[int] = 2
 
     def list(self, urls: Sequence[str]) -> list[DataFile]:
         """The frame counts as one file."""

@@ -47,11 +47,11 @@ def key_of(value: str | bytes | int | None, slot: Slot, hash_seed: int = 0) -> i
 
 @functools.cache
 def bucket_bounds() -> Int64s:
-    """The least integer of every bucket floor(log(x)^2) up to 2^63, from 40 digits: no libm decides a boundary.
+    """The least integer of every bucket floor(log(x)^2) up to 2^63, from 30 digits: no libm decides a boundary.
 
     e^sqrt(b) is never an integer for b > 0, so the least x with log(x)^2 >= b is the next integer above it.
     """
-    context = Context(prec=40)
+    context = Context(prec=30)
     bounds = [1]
     while (bound := int(context.exp(context.sqrt(Decimal(len(bounds))))) + 1) < 2**63:
         bounds.append(bound)

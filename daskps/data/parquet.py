@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import fsspec
 import numpy as np
@@ -27,6 +28,7 @@ class Parquet:
     """The format. `threads` lets pyarrow decode the columns of a row group side by side."""
 
     threads: bool = True
+    blocks_ahead: ClassVar[int] = 2
 
     def list(self, urls: Sequence[str]) -> list[DataFile]:
         """The files in their global order."""

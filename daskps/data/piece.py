@@ -5,14 +5,16 @@ Where every row gives exactly one key per slot, all pieces are views of the fina
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from daskps.backend.pool import ComputePool
 from daskps.types import Batch, Floats, Int32s, Int64s, Keys
+
+Empty: TypeAlias = Callable[..., Any]  # numpy.empty, or one that uses memory again
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Piece:
 
     labels: Floats  # (n,)
     keys: Keys  # (room,)
-    ends: Int64s  # (n * S,) the end of every bag
+    offsets: Int64s  # (n * S + 1,) bounds of the bags; the first one is the piece before's, or 0
     dense: Floats  # (n, D)
     weights: Floats | None  # (room,)
     example_weights: Floats | None  # (n,)
@@ -46,13 +48,18 @@ class Piece:
         """n."""
         return len(self.labels)
 
+    @property
+    def ends(self) -> Int64s:
+        """(n * S,) the end of every bag."""
+        return self.offsets[1:]
+
     def view(self, start: int, stop: int, shape: Shape) -> Piece:
         """Rows [start, stop) of a piece of fixed shape."""
         S = shape.slots
         return Piece(
             labels=self.labels[start:stop],
             keys=self.keys[start * S : stop * S],
-            ends=self.ends[start * S : stop * S],
+            offsets=self.offsets[start * S : stop * S + 1],
             dense=self.dense[start:stop],
             weights=None if self.weights is None else self.weights[start * S : stop * S],
             example_weights=None if self.example_weights is None else self.example_weights[start:stop],
@@ -61,17 +68,17 @@ class Piece:
         )
 
 
-def allocate(rows: int, keys: int, shape: Shape) -> Piece:
+def allocate(rows: int, keys: int, shape: Shape, empty: Empty = np.empty) -> Piece:
     """Room for `rows` rows and `keys` keys. Pages that are never written are never there."""
-    offsets = np.empty(rows * shape.slots + 1, np.int64)
+    offsets = empty(rows * shape.slots + 1, np.int64)
     offsets[0] = 0
     return Piece(
-        labels=np.empty(rows, np.float32),
-        keys=np.empty(keys, np.uint64),
-        ends=offsets[1:],
-        dense=np.empty((rows, shape.dense), np.float32),
-        weights=np.empty(keys, np.float32) if shape.weighted else None,
-        example_weights=np.empty(rows, np.float32) if shape.example_weighted else None,
+        labels=empty(rows, np.float32),
+        keys=empty(keys, np.uint64),
+        offsets=offsets,
+        dense=empty((rows, shape.dense), np.float32),
+        weights=empty(keys, np.float32) if shape.weighted else None,
+        example_weights=empty(rows, np.float32) if shape.example_weighted else None,
         status=np.empty(rows, np.int32),
     )
 
@@ -83,12 +90,6 @@ def scale_logs(dense: Floats, columns: Sequence[int]) -> None:
         dense[:, column] = np.copysign(np.log1p(np.abs(values)), values)
 
 
-def _offsets(ends: Int64s) -> Int64s:
-    """`ends` with the 0 in front that `allocate` put there."""
-    base: npt.NDArray[np.int64] = ends.base  # type: ignore[assignment]
-    return base
-
-
 def as_batch(piece: Piece, shape: Shape, first_row: int) -> Batch:
     """A whole piece, as `allocate` made it and one parse or many views filled it, as a batch; nothing is copied."""
     return Batch(
@@ -96,7 +97,7 @@ def as_batch(piece: Piece, shape: Shape, first_row: int) -> Batch:
         slots=shape.slots,
         labels=piece.labels,
         keys=piece.keys[: piece.used],
-        offsets=_offsets(piece.ends),
+        offsets=piece.offsets,
         weights=None if piece.weights is None else piece.weights[: piece.used],
         dense=piece.dense if shape.dense else None,
         example_weights=_example_weights(piece),
@@ -113,13 +114,13 @@ def _example_weights(piece: Piece) -> Floats | None:
     return weights
 
 
-def join(pieces: Sequence[Piece], shape: Shape, first_row: int, pool: ComputePool) -> Batch:
+def join(pieces: Sequence[Piece], shape: Shape, first_row: int, pool: ComputePool, empty: Empty = np.empty) -> Batch:
     """Pieces in order as one batch; each is copied once, in parallel."""
     if len(pieces) == 1 and pieces[0].key_base == 0:
         return as_batch(pieces[0], shape, first_row)
     rows = np.cumsum([0, *(piece.rows for piece in pieces)]).tolist()
     keys = np.cumsum([0, *(piece.used for piece in pieces)]).tolist()
-    whole = allocate(rows[-1], keys[-1], shape)
+    whole = allocate(rows[-1], keys[-1], shape, empty)
     whole.used = keys[-1]
 
     def copy(number: int) -> None:

@@ -7,6 +7,7 @@ in the background; parsing runs in the pool, a block a task. A reader belongs to
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,10 +23,11 @@ from daskps.data.format import BlockFile, Format, Parser
 from daskps.data.index import Part, RowIndex
 from daskps.data.order import Order, Steps
 from daskps.data.piece import Piece, allocate, as_batch, join, scale_logs
+from daskps.data.recycle import Recycler
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch, Int64s
 
-BLOCKS_AHEAD = 8
+RECYCLED_BYTES = 1 << 30  # kept at most while no batch uses them
 TASKS_PER_CORE = 4  # parsed between two looks at the fetched blocks
 
 Range = tuple[int, int]
@@ -60,9 +62,11 @@ class Reader:
         self.bad_rows = BadRows(policy, index.rows)
         self._format, self._parser, self._columns, self._pool = format, parser, columns, pool
         self._files: dict[int, BlockFile] = {}
+        self._opening = threading.Lock()
         threads = format.fetch_threads([blocks.file for blocks in index.files])
-        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, BLOCKS_AHEAD, threads)
+        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, format.blocks_ahead, threads)
         self._window: _Window | None = None
+        self._recycler = Recycler(RECYCLED_BYTES)
 
     def read(self, start: int, stop: int) -> Batch:
         """Global rows [start, stop)."""
@@ -102,7 +106,7 @@ class Reader:
             return self._read_shuffled(ranges, first_row)
         parts = [part for piece in ranges for part in self._parts(*piece)]
         later = (part for start, stop in following for part in self._parts(start, min(stop, self.rows)))
-        return self._read_parts(parts, list(itertools.islice(later, BLOCKS_AHEAD)), first_row)
+        return self._read_parts(parts, list(itertools.islice(later, self._format.blocks_ahead)), first_row)
 
     def _parts(self, start: int, stop: int) -> Iterator[Part]:
         """Parts of blocks for global rows, epoch by epoch."""
@@ -134,13 +138,13 @@ class Reader:
             start = number * self.order.shuffle_rows
             stop = min(start + self.order.shuffle_rows, self.index.rows)
             after = self.index.parts(stop, min(stop + self.order.shuffle_rows, self.index.rows))
-            batch = self._read_parts(self.index.parts(start, stop), after[:BLOCKS_AHEAD], start)
+            batch = self._read_parts(self.index.parts(start, stop), after[: self._format.blocks_ahead], start)
             self._window = _Window(epoch, number, batch, self.order.permutation(epoch, number, stop - start))
         return self._window
 
     def _read_parts(self, parts: Sequence[Part], following: Sequence[Part], first_row: int) -> Batch:
         shape, rows = self._parser.shape, sum(part.rows for part in parts)
-        whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape)
+        whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
         pieces: list[Piece] = []
         payloads = self._ahead.take(_blocks(parts), _blocks(following))
         groups = zip(_by_block(parts), payloads, strict=True)
@@ -159,7 +163,7 @@ class Reader:
         if shape.fixed and used == rows * shape.slots:
             whole.used = used
             return as_batch(whole, shape, first_row)
-        return join(pieces, shape, first_row, self._pool)
+        return join(pieces, shape, first_row, self._pool, self._recycler.empty)
 
     def _parse(self, part: Part, payload: Any, out: Piece | None) -> Piece:
         shape = self._parser.shape
@@ -177,11 +181,12 @@ class Reader:
     def _fetch(self, name: tuple[int, int]) -> Any:
         """Runs in the background. Only the files at hand stay open."""
         file, block = name
-        opened = self._files.get(file)
-        if opened is None:
-            for old in [number for number in self._files if abs(number - file) > 1]:
-                self._files.pop(old).close()
-            opened = self._files.setdefault(file, self._format.open(self.index.files[file], self._columns))
+        with self._opening:
+            opened = self._files.get(file)
+            if opened is None:
+                for old in [number for number in self._files if abs(number - file) > 1]:
+                    self._files.pop(old).close()
+                opened = self._files[file] = self._format.open(self.index.files[file], self._columns)
         return self._parser.prepare(opened.fetch(block))
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ class Tokens:
     weights: bool = True
     ignore_unknown_slots: bool = False  # else a slot that the schema does not name makes its row bad
     block_bytes: int = text.BLOCK_BYTES
+    blocks_ahead: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         if self.style not in _STYLES:
