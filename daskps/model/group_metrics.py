@@ -69,12 +69,18 @@ class GroupMetrics:
         if self.slot >= batch.slots:
             raise ArgumentError(f"metrics by slot {self.slot} cannot count a batch of {batch.slots} slots")
         check_examples(batch.labels, logits, batch.example_weights)
+        losses, predictions = np.empty((2, batch.examples), np.float64)
+        library().metric_score(
+            labels=batch.labels, logits=logits, n=batch.examples, losses=losses, predictions=predictions
+        )
         done = 0
         while True:
             done = library().metric_group_update(
                 labels=batch.labels,
                 logits=logits,
                 weights=batch.example_weights,
+                losses=losses,
+                predictions=predictions,
                 first_example=done,
                 n=batch.examples,
                 keys=batch.keys,

@@ -5,19 +5,24 @@
 #define WEIGHT_ONE 1048576.0   // 2^20: weights are rounded to 2^-20 before anything else
 #define SUM_ONE 4294967296.0   // 2^32: weighted losses and predictions, added up in 128 bits
 #define GROUP_ONE 16777216.0   // 2^24: the same by group, added up in 64 bits
-#define LARGEST 8192.0         // of a weight or a logit's size: products stay under 2^59
+#define LARGEST 8192.0f        // of a weight or a logit's size: products stay under 2^59
 #define BLOCK 256
 
-struct Score {
-    double loss, prediction;
-};
+// max(x, 0), exactly. Compilers keep `x > 0 ? x : 0` as a branch, which keeps the loop around it out of vectors.
+DEVICE double positive_part(double x) { return 0.5 * (x + __builtin_fabs(x)); }
 
-// Log loss and probability of one logit: ln(1 + e^-|z|) and 1 / (1 + e^-|z|) are all it takes.
-DEVICE Score score(float logit, float label) {
-    const double z = logit, a = z < 0.0 ? -z : z;
-    const double e = portable_exp(a < 700.0 ? -a : -700.0);
-    const double wrong = label > 0.5f ? -z : z;
-    return Score{(wrong > 0.0 ? wrong : 0.0) + portable_log_mantissa(1.0 + e), (z < 0.0 ? e : 1.0) / (1.0 + e)};
+// Log losses and probabilities of logits: ln(1 + e^-|z|) and 1 / (1 + e^-|z|) are all it takes. Without branches this
+// runs in vectors, at three to five times the speed.
+DEVICE void score(const float* labels, const float* logits, int64_t n, double* losses, double* predictions) {
+    const uint64_t one = DOUBLE_BITS(1.0);
+    for (int64_t i = 0; i < n; ++i) {
+        const double z = logits[i], size = __builtin_fabs(z);
+        const double e = portable_exp(positive_part(size - 700.0) - size);  // of -700 at least
+        const double wrong = z * (1.0 - 2.0 * (double)labels[i]);           // exactly z or -z
+        losses[i] = positive_part(wrong) + portable_log_mantissa(1.0 + e);
+        const uint64_t negative = 0 - (DOUBLE_BITS(z) >> 63);
+        predictions[i] = BITS_DOUBLE((DOUBLE_BITS(e) & negative) | (one & ~negative)) / (1.0 + e);
+    }
 }
 
 DEVICE int64_t bucket_of(float logit, double limit, int64_t buckets) {
@@ -33,20 +38,21 @@ DEVICE void store_wide(unsigned __int128 sum, uint64_t* low_high) {
     low_high[1] = (uint64_t)(sum >> 64);
 }
 
-// -1, or the first example that cannot be counted: a label other than 0 and 1, a logit or weight that is NaN or too large.
+// 0 for an example that can be counted: its label 0 or 1, the size of its logit and its weight in bounds, none of them NaN.
+DEVICE int bad_example(float label, float logit, float weight) {
+    const int good_label = (label == 0.0f) | (label == 1.0f), good_logit = (logit > -LARGEST) & (logit < LARGEST);
+    return 1 ^ (good_label & good_logit & (weight >= 0.0f) & (weight < LARGEST));
+}
+
+// -1, or the first example that cannot be counted.
 NATIVE(int64_t, metric_check, const float* labels, const float* logits, const float* weights, int64_t n) {
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t stop = start + BLOCK < n ? start + BLOCK : n;
-        int bad = 0;
-        for (int64_t i = start; i < stop; ++i) {
-            bad |= !(labels[i] == 0.0f || labels[i] == 1.0f) | !(logits[i] > -LARGEST && logits[i] < LARGEST);
-            if (weights) bad |= !(weights[i] >= 0.0f && weights[i] < LARGEST);
-        }
-        for (int64_t i = start; bad && i < stop; ++i) {
-            if (!(labels[i] == 0.0f || labels[i] == 1.0f) || !(logits[i] > -LARGEST && logits[i] < LARGEST)) return i;
-            if (weights && !(weights[i] >= 0.0f && weights[i] < LARGEST)) return i;
-        }
-    }
+    int bad = 0;
+    if (weights)
+        for (int64_t i = 0; i < n; ++i) bad |= bad_example(labels[i], logits[i], weights[i]);
+    else
+        for (int64_t i = 0; i < n; ++i) bad |= bad_example(labels[i], logits[i], 1.0f);
+    for (int64_t i = 0; bad && i < n; ++i)
+        if (bad_example(labels[i], logits[i], weights ? weights[i] : 1.0f)) return i;
     return -1;
 }
 
@@ -58,8 +64,8 @@ NATIVE(void, metric_update, const float* labels, const float* logits, const floa
     unsigned __int128 loss = 0, prediction = 0;
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t count = start + BLOCK < n ? BLOCK : n - start;
-        Score scores[BLOCK];  // apart from the histograms, so that exp and log run in vectors
-        for (int64_t i = 0; i < count; ++i) scores[i] = score(logits[start + i], labels[start + i]);
+        double losses[BLOCK], predictions[BLOCK];
+        score(labels + start, logits + start, count, losses, predictions);
         for (int64_t i = 0; i < count; ++i) {
             const int64_t units = weights ? fixed_point(weights[start + i], WEIGHT_ONE) : (int64_t)WEIGHT_ONE;
             const double weight = (double)units / WEIGHT_ONE;
@@ -67,8 +73,8 @@ NATIVE(void, metric_update, const float* labels, const float* logits, const floa
             (clicked ? positives : negatives)[bucket_of(logits[start + i], limit, buckets)] += units;
             total += units;
             positive += clicked ? units : 0;
-            loss += (uint64_t)fixed_point(scores[i].loss * weight, SUM_ONE);
-            prediction += (uint64_t)fixed_point(scores[i].prediction * weight, SUM_ONE);
+            loss += (uint64_t)fixed_point(losses[i] * weight, SUM_ONE);
+            prediction += (uint64_t)fixed_point(predictions[i] * weight, SUM_ONE);
         }
     }
     sums[0] = (uint64_t)total;
@@ -117,11 +123,16 @@ struct GroupTable {
 // Totals stop at 2^62, where Python refuses to go on; no sum of a part is larger than the total.
 DEVICE int64_t saturated(int64_t total) { return total < (1ll << 62) ? total : 1ll << 62; }
 
+// losses and predictions (n) for metric_group_update.
+NATIVE(void, metric_score, const float* labels, const float* logits, int64_t n, double* losses, double* predictions) {
+    score(labels, logits, n, losses, predictions);
+}
+
 // Examples from first_example on, each into the group of every key that it has in `slot`, until one more might fill the
 // table over half. totals (3) collects weight, loss and the number of entries. Returns the first example not counted.
 // Groups whose mixed key is over `highest` are counted in totals alone.
-NATIVE(int64_t, metric_group_update, const float* labels, const float* logits, const float* weights, int64_t first_example,
-       int64_t n, const uint64_t* keys, const int64_t* offsets, int64_t slots, int64_t slot, double limit, int64_t buckets,
+NATIVE(int64_t, metric_group_update, const float* labels, const float* logits, const float* weights, const double* losses,
+       const double* predictions, int64_t first_example, int64_t n, const uint64_t* keys, const int64_t* offsets, int64_t slots, int64_t slot, double limit, int64_t buckets,
        uint64_t highest, uint64_t* groups, uint32_t* places, int64_t* sums, int64_t mask, int64_t* totals) {
     GroupTable table{groups, places, sums, mask, totals[2]};
     int64_t i = first_example;
@@ -131,8 +142,8 @@ NATIVE(int64_t, metric_group_update, const float* labels, const float* logits, c
         if (2 * (table.entries + (end - begin)) > mask) break;
         const int64_t units = weights ? fixed_point(weights[i], WEIGHT_ONE) : (int64_t)WEIGHT_ONE;
         const double weight = (double)units / WEIGHT_ONE;
-        const Score scored = score(logits[i], labels[i]);
-        const int64_t loss = fixed_point(scored.loss * weight, GROUP_ONE);
+        const int64_t loss = fixed_point(losses[i] * weight, GROUP_ONE);
+        const int64_t prediction = fixed_point(predictions[i] * weight, GROUP_ONE);
         const uint32_t place = (uint32_t)bucket_of(logits[i], limit, buckets) + 1;
         totals[0] = saturated(totals[0] + units * (end - begin));
         totals[1] = saturated(totals[1] + loss * (end - begin));
@@ -142,7 +153,7 @@ NATIVE(int64_t, metric_group_update, const float* labels, const float* logits, c
             int64_t* entry = table.find_or_insert(group, place);
             entry[labels[i] > 0.5f ? 0 : 1] += units;
             entry[2] += loss;
-            entry[3] += fixed_point(scored.prediction * weight, GROUP_ONE);
+            entry[3] += prediction;
         }
     }
     totals[2] = table.entries;

@@ -181,6 +181,11 @@ def test_a_sum_beyond_doubles_keeps_its_sign() -> None:
     assert osrp.apply(make_batch([[(0, 2.0**127), (0, 1.0), (0, -(2.0**127)), (0, -1.0)]])).keys.tolist() == []
 
 
+def test_numbers_below_the_smallest_normal_one_are_added_exactly() -> None:
+    bag = [(0, 2.0**-126), (0, -(2.0**-127)), (0, -(2.0**-127))]
+    assert Osrp(1, columns=1).apply(make_batch([bag])).keys.tolist() == []
+
+
 def test_columns_spread_evenly_over_bins_and_signs() -> None:
     batch = make_batch([[(key, 1.0)] for key in range(100_000)], weighted=False)
     for columns in (2**64, 10**6 + 3):

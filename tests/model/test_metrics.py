@@ -203,6 +203,12 @@ def test_sums_beyond_64_bits_are_kept() -> None:
     assert restored.values().log_loss == counted(*sample(10, seed=5)).values().log_loss
 
 
+def test_a_step_may_lose_more_than_64_bits_hold() -> None:
+    labels, logits = np.zeros(200, np.float32), np.full(200, 8000, np.float32)
+    values = counted(labels, logits, np.full(200, 8000, np.float32)).values()
+    assert (values.log_loss, values.mean_prediction) == (8000, 1)
+
+
 def test_without_examples_there_are_no_values_but_no_error() -> None:
     values = Metrics().values()
     assert (values.examples, values.weight) == (0, 0)
