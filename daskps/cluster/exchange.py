@@ -33,10 +33,10 @@ class Shared:
     with_peer: Mapping[int, Int32s]  # rows that rank and this node hold, in the order of their keys
 
     @classmethod
-    def of(cls, keys: Keys, positions: Int32s, holders: Keys, rank: int, nodes: int) -> Shared:
+    def of(cls, keys: Keys, positions: Int64s, holders: Keys, rank: int, nodes: int) -> Shared:
         """From a pull: `holders[i]` is the bit set of the ranks that hold ``keys[positions[i]]``."""
         order = np.argsort(keys[positions], kind="stable")
-        rows, holders = positions[order], holders[order]
+        rows, holders = positions[order].astype(np.int32), holders[order]
         return cls(
             len(keys),
             {peer: rows[(holders >> np.uint64(peer)) & np.uint64(1) == 1] for peer in range(nodes) if peer != rank},

@@ -107,14 +107,14 @@ class Link:
 
         return dict(zip(wanted, self._loop.run(all_tables()), strict=True))
 
-    def wait_late(self, pulled: Mapping[str, Pulled], outs: Mapping[str, Floats]) -> dict[str, Int32s]:
+    def wait_late(self, pulled: Mapping[str, Pulled], outs: Mapping[str, Floats]) -> dict[str, Int64s]:
         """Wait until every late row is in its array, the one that `pull` was given; positions of those that came."""
 
-        async def all_tables() -> dict[str, Int32s]:
+        async def all_tables() -> dict[str, Int64s]:
             came = {}
             for table, one in pulled.items():
                 positions = [positions async for positions in self.peers.late_rows(one, outs[table])]
-                came[table] = np.concatenate([np.empty(0, np.int32), *positions])
+                came[table] = np.concatenate([np.empty(0, np.int64), *positions])
             return came
 
         return self._loop.run(all_tables())

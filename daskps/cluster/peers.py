@@ -11,15 +11,14 @@ from collections.abc import AsyncIterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from daskps.backend.ops.partition import Partition
 from daskps.cluster import collective, requester
 from daskps.cluster.exchange import Exchange
 from daskps.cluster.message import Message, Network
 from daskps.cluster.owner import Owner, Rows, Work
-from daskps.cluster.partition import KeyPartition
+from daskps.cluster.partition import Grouped, KeyPartition
 from daskps.cluster.requester import Pulled
 from daskps.cluster.session import Member, Session
-from daskps.types import Floats, Int32s, Int64s, Keys
+from daskps.types import Floats, Int64s, Keys
 
 
 class Peers:
@@ -59,15 +58,15 @@ class Peers:
         """Steps of the proposed batch that all nodes can take; CapacityError, on all, if that is none."""
         return await collective.agree_steps(self.session, batch, fitting_steps, need)
 
-    def group(self, keys: Keys) -> Partition:
+    def group(self, keys: Keys) -> Grouped:
         """A working set's order by owner, as `pull` takes it; work, so not for the event loop."""
         return self.partition.group(keys)
 
-    async def pull(self, batch: int, table: str, keys: Keys, owners: Partition, out: Floats) -> Pulled:
+    async def pull(self, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats) -> Pulled:
         """The working set's free rows into `out` (U, W), and what is to be known about the others."""
         return await requester.pull(self.session, batch, table, keys, owners, out)
 
-    def late_rows(self, pulled: Pulled, out: Floats) -> AsyncIterator[Int32s]:
+    def late_rows(self, pulled: Pulled, out: Floats) -> AsyncIterator[Int64s]:
         """Positions of rows that an earlier batch had, as they come into `out`, the array that `pull` was given."""
         return requester.late_rows(self.session, pulled, out)
 
@@ -92,7 +91,7 @@ class Peers:
         """Every table of `batch` is pushed: nothing of it may come any more."""
         self.session.close_batch(batch)
 
-    async def lookup(self, batch: int, number: int, table: str, keys: Keys, owners: Partition, out: Floats) -> None:
+    async def lookup(self, batch: int, number: int, table: str, keys: Keys, owners: Grouped, out: Floats) -> None:
         """Rows as after `batch`, for evaluation; `number` tells the lookups of one batch and table apart."""
         await requester.lookup(self.session, batch, number, table, keys, owners, out)
 

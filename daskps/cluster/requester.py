@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskps.backend.ops.partition import Partition
 from daskps.cluster.exchange import Shared
 from daskps.cluster.message import Array
+from daskps.cluster.partition import Grouped
 from daskps.cluster.session import Session
-from daskps.types import Bools, Floats, Int32s, Keys
+from daskps.types import Bools, Floats, Int64s, Keys
 
 _ODD = np.array([0x9E3779B97F4A7C15 * (2 * i + 1) % 2**64 | 1 for i in range(4096)], np.uint64)
 
@@ -27,10 +27,10 @@ class Pulled:
     batch: int
     table: str
     keys: Keys  # (U,)
-    groups: tuple[Int32s, ...]  # by owner: positions of its keys
-    copied: Int32s  # rows that this node's table of the batch before has, once that one is trained
+    groups: tuple[Int64s, ...]  # by owner: positions of its keys
+    copied: Int64s  # rows that this node's table of the batch before has, once that one is trained
     late: tuple[int, ...]  # by owner: how many rows it will send when an earlier batch has pushed them
-    shared: Int32s  # rows that other nodes hold too
+    shared: Int64s  # rows that other nodes hold too
     holders: Keys  # of each shared row: bit set of ranks
     pushed: Bools | None  # (U,) rows that this node pushes; None: all
 
@@ -39,7 +39,7 @@ class Pulled:
         return Shared.of(self.keys, self.shared, self.holders, rank, nodes)
 
 
-async def pull(session: Session, batch: int, table: str, keys: Keys, owners: Partition, out: Floats) -> Pulled:
+async def pull(session: Session, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats) -> Pulled:
     """Ask every owner for its keys, empty groups too; free rows are in `out` (U, W) when this returns."""
     groups = tuple(np.split(owners.order, owners.starts[1:-1]))
     if session.nodes == 1:  # the owner writes into `out` itself
@@ -64,14 +64,14 @@ async def pull(session: Session, batch: int, table: str, keys: Keys, owners: Par
     return Pulled(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed)
 
 
-def _place(out: Floats, group: Int32s, note: str, arrays: tuple[Array, ...]) -> None:
+def _place(out: Floats, group: Int64s, note: str, arrays: tuple[Array, ...]) -> None:
     if note == "all":
         out[group] = arrays[0]
     elif note == "some":
         out[group[arrays[1]]] = arrays[0]
 
 
-async def late_rows(session: Session, pulled: Pulled, out: Floats) -> AsyncIterator[Int32s]:
+async def late_rows(session: Session, pulled: Pulled, out: Floats) -> AsyncIterator[Int64s]:
     """Put late rows into `out`, the array that `pull` was given, as they come; yields their positions."""
     for owner, missing in enumerate(pulled.late):
         step = 0
@@ -103,7 +103,7 @@ async def push(session: Session, pulled: Pulled, rows: Floats, snapshot: str, ch
 
 
 async def lookup(
-    session: Session, batch: int, number: int, table: str, keys: Keys, owners: Partition, out: Floats
+    session: Session, batch: int, number: int, table: str, keys: Keys, owners: Grouped, out: Floats
 ) -> None:
     """Rows as they are after `batch`; nothing is inserted. `number` tells the lookups of a batch apart."""
     groups = np.split(owners.order, owners.starts[1:-1])

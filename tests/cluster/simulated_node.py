@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from daskps.backend.device import CpuDevice
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import Draft, FileSum, ModelDirectory, Snapshot, follow, settle
 from daskps.cluster.driver import Done
@@ -19,6 +18,7 @@ from daskps.cluster.peers import Peers
 from daskps.cluster.session import Member
 from daskps.errors import DaskpsError, StaleError
 from daskps.mem import MemPS
+from daskps.ssd.placement import Placement
 from daskps.types import Field, RowLayout
 from tests.cluster import reference
 from tests.cluster.process import Process
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LAYOUT = RowLayout((Field("value", 1, "uint32"), Field("count", 1, "uint32")))
 POOL = ComputePool(1)
-DEVICE = CpuDevice(0, POOL)
 
 
 class Turns:
@@ -92,7 +91,8 @@ class SimNode(Process):
             raise StaleError(f"{self.name} was told of epoch {self.epoch}, epoch {epoch} is too late")
         world, schedule = self.world, self.world.schedule
         self.crew, self.thread = crew, asyncio.Lock()
-        partition = KeyPartition(schedule.partitions, len(crew), schedule.partition_by, DEVICE)  # type: ignore[arg-type]
+        placement = Placement(schedule.partitions, schedule.partition_by)  # type: ignore[arg-type]
+        partition = KeyPartition(placement, len(crew), POOL)  # type: ignore[arg-type]
         first_batch = 0 if snapshot is None else snapshot.draft.batch + 1
         self.position = 0 if snapshot is None else snapshot.draft.position
         self.stores, rows = {}, {}
@@ -104,7 +104,7 @@ class SimNode(Process):
                 settle(parts[part], live)
                 if snapshot is not None:
                     parts[part].open(snapshot.id)
-            self.stores[str(table)] = SimulatedStore(parts, partition.partition_of, LAYOUT.width)
+            self.stores[str(table)] = SimulatedStore(parts, lambda keys: placement.of(keys, POOL), LAYOUT.width)
             rows[str(table)] = MemPS(
                 layout=LAYOUT,
                 store=self.stores[str(table)],

@@ -52,6 +52,7 @@ class SimulatedPartition:
         self._files.remove(f"{self._path}/{snapshot}.prepared")
 
     def drop(self, snapshot: str) -> None:
+        self._files.remove(f"{self._path}/{snapshot}.prepared")  # left there if the process died while it confirmed
         self._files.remove(f"{self._path}/{snapshot}.confirmed")
 
 

@@ -59,7 +59,7 @@ class World:
         self.schedule = Schedule(
             tables=rng.choice([1, 1, 2]),
             partitions=rng.randint(5, 7),
-            partition_by=rng.choice(["hash", "modulo"]),
+            partition_by=rng.choice(["mixed", "modulo"]),
             depth=rng.randint(1, 4),
             batch_steps=rng.randint(1, 3),
             snapshot_every=rng.randint(1, 4),
@@ -151,9 +151,11 @@ class World:
         self.least = position
 
     def check_end(self, snapshot: Snapshot | None) -> None:
-        """The model on disk, read as a stranger would after a power cut."""
-        self.disk.power_cut()
+        """The model on disk, read as a stranger would: nothing left over, and whole after a power cut."""
         stranger = Process(self, "stranger")
+        if not any(event.startswith("zombie") for event in self.events):
+            self.check_tidy(self.directory(stranger), stranger)
+        self.disk.power_cut()
         directory = self.directory(stranger)
         found = directory.snapshot()
         assert found is not None
@@ -172,6 +174,16 @@ class World:
             keys = np.array([*expected], np.uint64)
             bits = np.array([np.frombuffer(rows[key], np.float32) for key in expected], np.float32).reshape(-1, 2)
             self.check_rows(self.data.steps, table, keys, bits, "the final model")
+
+    def check_tidy(self, directory: ModelDirectory, process: Process) -> None:
+        """Partitions have what the log says and nothing else, and so has the folder of snapshots."""
+        live = set(directory.state().live)
+        assert set(self.disk.list("model/snapshots")) == live
+        for table in range(self.schedule.tables):
+            for part in range(self.schedule.partitions):
+                partition = SimulatedPartition(process.files, f"model/tables/{table}/{part}", process, {})  # type: ignore[arg-type]
+                assert set(partition.confirmed()) == live, f"{sorted(partition.confirmed())} but live is {sorted(live)}"
+                assert not list(partition.prepared())
 
     # -------------------------------------------------------------------- the run
 

@@ -71,7 +71,7 @@ def sharing(held: list[list[int]], rank: int) -> Shared:
     shared = [place for place, bits in enumerate(holders) if bits & (bits - 1)]
     return Shared.of(
         np.array(keys, np.uint64),
-        np.array(shared, np.int32),
+        np.array(shared, np.int64),
         np.array([holders[place] for place in shared], np.uint64),
         rank,
         len(held),

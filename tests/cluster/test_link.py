@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from distributed.security import Security
 
-from daskps.backend.device import CpuDevice
 from daskps.backend.pool import ComputePool
 from daskps.cluster.exchange import Touched
 from daskps.cluster.link import Link, Wire
@@ -20,6 +19,7 @@ from daskps.cluster.partition import KeyPartition
 from daskps.cluster.session import Member
 from daskps.errors import CapacityError, DaskpsError, PeerError
 from daskps.mem import MemPS
+from daskps.ssd.placement import Placement
 from daskps.types import Field, RowLayout
 from tests.cluster import reference
 from tests.cluster.reference import Data, States
@@ -52,11 +52,11 @@ class DictionaryStore:
 class Node:
     """One node: a thread that pulls batches ahead, and one that trains and pushes them."""
 
-    def __init__(self, data: Data, rank: int, nodes: int, wire: Wire, depth: int, by: str = "hash") -> None:
+    def __init__(self, data: Data, rank: int, nodes: int, wire: Wire, depth: int, by: str = "mixed") -> None:
         self.data, self.rank, self.nodes, self.depth = data, rank, nodes, depth
         self.store, self.dense = DictionaryStore(), 1
         self.link = Link(wire, alone=nodes == 1)
-        self.partition = KeyPartition(8, nodes, by, CpuDevice(0, ComputePool(1)))  # type: ignore[arg-type]
+        self.partition = KeyPartition(Placement(8, by), nodes, ComputePool(1))  # type: ignore[arg-type]
         self.errors: list[DaskpsError] = []
 
     def join(self, addresses: list[str], wait_seconds: float = 60.0) -> None:
@@ -145,11 +145,11 @@ def on_all(nodes: list[Node], call: Callable[[Node], Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("count", "depth", "protocol", "by"),
     [
-        (1, 2, "tcp", "hash"),
-        (2, 1, "tcp", "hash"),
-        (2, 3, "tls", "hash"),
+        (1, 2, "tcp", "mixed"),
+        (2, 1, "tcp", "mixed"),
+        (2, 3, "tls", "mixed"),
         (3, 2, "tcp", "modulo"),
-        (5, 4, "tcp", "hash"),
+        (5, 4, "tcp", "mixed"),
     ],
 )
 def test_threads_and_sockets_give_the_dictionary_model(count: int, depth: int, protocol: str, by: str) -> None:
