@@ -1,0 +1,386 @@
+"""Training as a whole: beside torch and FBGEMM, with ever smaller caches, stage by stage, and larger than memory.
+
+``bench.py train`` runs the first three parts; ``--only peers|cache|stages`` one of them; ``--large`` instead trains a
+model of 30 GB and more for 50 batches (about half an hour and 60 GB of disk) and draws it, with ``--plot FILE``.
+
+Peers get the same raw 64-bit keys and turn them into indices by a multiplicative hash, which is counted; their tables
+are allocated before. Ours goes through all stages and tiers, Dask tasks and all, from examples in memory; its first
+pass makes the rows, the second is timed. All use the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Result, missing
+from benchmarks.kernels import EXPONENT, RATE, WORKLOADS, Workload, indices
+from daskps.config import Job, make_job
+from daskps.data.order import Steps
+from daskps.flow import inputs
+from daskps.flow.progress import Outcome, Progress
+from daskps.flow.train import train
+from daskps.types import Batch, Int64s
+
+HIDDEN = (128, 64)
+ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Preloaded:
+    """Examples in memory, served as a reader serves them."""
+
+    def __init__(self, batch: Batch, minibatch_examples: int, epochs: int) -> None:
+        self._batch, self._epochs = batch, epochs
+        self._steps = Steps(minibatch_examples)
+        self.rows = batch.examples * epochs
+
+    def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
+        bounds = [self._steps.rows(step, self.rows) for step in range(first_step, last_step)]
+        start = bounds[0][0] % self._batch.examples
+        starts = np.cumsum([0, *(stop - begin for begin, stop in bounds)]).astype(np.int64)
+        return self._batch.slice(start, start + int(starts[-1])), starts
+
+    def close(self) -> None: ...
+
+
+def examples(work: Workload, steps: int) -> Batch:
+    """`steps` mini-batches of a workload, as raw keys."""
+    rng = np.random.default_rng(4)
+    slot = (np.arange(work.slots) * work.slot_keys)[None, :, None]
+    keys = [((indices(rng, work) + slot).astype(np.uint64) * ODD).ravel() for _ in range(steps)]
+    count = work.examples * steps
+    return Batch(
+        first_row=0,
+        slots=work.slots,
+        labels=(rng.random(count) < 0.25).astype(np.float32),
+        keys=np.concatenate(keys),
+        offsets=np.arange(count * work.slots + 1, dtype=np.int64) * work.keys_per_slot,
+    )
+
+
+def job_of(work: Workload, out: str, **changes: Any) -> Job:
+    """The training job of a workload."""
+    settings: dict[str, Any] = {
+        "out": out,
+        "data": {"format": "synthetic", "synthetic": {"examples": 1, "slots": work.slots}},
+        "tables": {"main": {"dimension": work.dim, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
+        "model": {"hidden": HIDDEN, "optimizer": {"kind": "adagrad", "learning_rate": RATE}},
+        "train": {"minibatch_examples": work.examples, "epochs": 2},
+        "budget": {"memory_bytes": "6GiB", "hbm_bytes": "6GiB"},
+    }
+    for path, value in changes.items():
+        group, name = path.split("__")
+        settings.setdefault(group, {})[name] = value
+    return make_job(settings)
+
+
+def run_ours(job: Job, batch: Batch) -> Outcome:
+    """Train on `batch`, in memory."""
+    original = inputs.open_training
+    inputs.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
+    try:
+        return train(job)
+    finally:
+        inputs.open_training = original
+
+
+def second_pass_seconds(progress: Progress, rows: int) -> float:
+    """From the end of the first pass's last push to the end of the second's."""
+    ends = [(report.token.stop_step, report.stages[-1].ended) for report in progress.reports]
+    steps_of_pass = ends[-1][0] // 2
+    first = max(end for step, end in ends if step <= steps_of_pass)
+    return ends[-1][1] - first
+
+
+# -- peers ---------------------------------------------------------------------------------------------------------
+
+
+def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np.ndarray], None]:
+    """One step of a torch model: keys (B, S, K) and labels (B,) in, everything updated."""
+    import torch
+
+    torch.set_num_threads(cores)
+    layers: list[Any] = []
+    width = work.slots * work.dim
+    for size in HIDDEN:
+        layers += [torch.nn.Linear(width, size), torch.nn.ReLU()]
+        width = size
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1))
+    dense = torch.optim.Adagrad(net.parameters(), lr=RATE)
+    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_slot
+    loss = torch.nn.BCEWithLogitsLoss()
+    if kind == "FBGEMM CPU TBE":
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        tables = SplitTableBatchedEmbeddingBagsCodegen(
+            [(work.slot_keys, work.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * work.slots,
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=RATE,
+            eps=1e-8,
+            pooling_mode=PoolingMode.SUM,
+        )
+
+        def embed(keys: np.ndarray) -> Any:
+            hashed = (keys * ODD) >> np.uint64(32)
+            index = (hashed % np.uint64(work.slot_keys)).astype(np.int64).transpose(1, 0, 2).ravel()
+            return tables(torch.from_numpy(index), offsets)
+
+        sparse: list[Any] = []
+    else:
+        bags = torch.nn.EmbeddingBag(work.rows, work.dim, mode="sum", sparse=True, include_last_offset=True)
+        sparse = [torch.optim.Adagrad(bags.parameters(), lr=RATE)]
+
+        def embed(keys: np.ndarray) -> Any:
+            index = (((keys * ODD) >> np.uint64(32)) % np.uint64(work.rows)).astype(np.int64).ravel()
+            return bags(torch.from_numpy(index), offsets).reshape(work.examples, -1)
+
+    def step(keys: np.ndarray, labels: np.ndarray) -> None:
+        for optimizer in (dense, *sparse):
+            optimizer.zero_grad()
+        logits = net(embed(keys)).squeeze(1)
+        loss(logits, torch.from_numpy(labels)).backward()
+        for optimizer in (dense, *sparse):
+            optimizer.step()
+
+    return step
+
+
+def peer_seconds(step: Callable[[np.ndarray, np.ndarray], None], work: Workload, batch: Batch) -> float:
+    """Seconds of one pass over `batch`."""
+    keys = batch.keys.reshape(-1, work.slots, work.keys_per_slot)
+    start = time.perf_counter()
+    for first in range(0, batch.examples, work.examples):
+        step(keys[first : first + work.examples], batch.labels[first : first + work.examples])
+    return time.perf_counter() - start
+
+
+def against_peers(work: Workload, steps: int, rounds: int, cores: int) -> list[Result]:
+    """Whole training beside torch and FBGEMM, turn by turn."""
+    batch, title = examples(work, steps), f"training: {work.name}"
+    peers, results = {}, []
+    for kind in ("FBGEMM CPU TBE", "torch EmbeddingBag"):
+        try:
+            peers[kind] = peer_step(kind, work, cores)
+            peer_seconds(peers[kind], work, batch.slice(0, work.examples * 2))  # warm up
+        except ImportError:
+            results.append(missing(title, kind, "pip install '.[bench]'"))
+    seconds: dict[str, list[float]] = {"ours": [], **{kind: [] for kind in peers}}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as out:
+            outcome = run_ours(job_of(work, out, cluster__cores=cores), batch)
+            seconds["ours"].append(second_pass_seconds(outcome.progress, batch.examples))
+        for kind, step in peers.items():
+            seconds[kind].append(peer_seconds(step, work, batch))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ours = batch.examples / medians["ours"] / 1e3
+    best = min(peers, key=lambda kind: medians[kind], default="")
+    for kind in peers:
+        ratio = medians[kind] / medians["ours"]
+        target = 2.0 if kind == best else None
+        results.append(Result(title, ours, kind, ours / ratio, ratio, target, "k examples/s"))
+    return results
+
+
+# -- tiers ---------------------------------------------------------------------------------------------------------
+
+
+def row_bytes_in_memory(work: Workload) -> float:
+    """What a cached row costs with its bookkeeping: its fields, its entry, its part of the index and of staging."""
+    return 4 * (work.dim + 1) * 1.0625 + 16 + 8 * 4 / 3 + 4 * 4 * 0.5 + 40 / 16 + 9 * 1.25
+
+
+def drop_page_cache() -> str:
+    """How the page cache is kept out."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    except OSError:
+        return "page cache could not be dropped"
+    return "page cache dropped before every batch"
+
+
+def with_smaller_caches(cores: int, steps: int, shares: tuple[float, ...]) -> list[Result]:
+    """One workload with a cache of a share of its rows; the second pass is timed."""
+    work = Workload(26, 1, 16, 8192, 100_000)
+    batch = examples(work, steps)
+    rows = len(np.unique(batch.keys))
+    index_bytes = 12 * rows + (8 << 20)
+    results, reference = [], 0.0
+    how = drop_page_cache()
+    width = 4 * (work.dim + 1)
+    print(f"cache: {rows:,} rows of {width} bytes; index and staging {index_bytes / 1e6:.0f} MB beside it; {how}")
+    for share in shares:
+        memory = int(rows * share * row_bytes_in_memory(work) + index_bytes)
+        with tempfile.TemporaryDirectory() as out:
+            job = job_of(work, out, cluster__cores=cores, budget__memory_bytes=memory, train__depth=3)
+            original = inputs.open_training
+            inputs.open_training = lambda *_: Preloaded(batch, work.examples, 2)  # type: ignore
+            try:
+                outcome = train(job, on_progress=lambda _: drop_page_cache())
+            finally:
+                inputs.open_training = original
+        progress = outcome.progress
+        later = [report for report in progress.reports if report.token.first_step >= steps]
+        pulled = sum(report.counts.get(name, 0) for report in later for name in ("hits", "misses", "new_keys"))
+        hits = sum(report.counts.get("hits", 0) for report in later)
+        rate = batch.examples / second_pass_seconds(progress, batch.examples) / 1e3
+        reference = reference or rate
+        results.append(
+            Result(
+                f"cache of {share:.0%} of the rows, hit rate {hits / max(pulled, 1):.1%}",
+                rate,
+                f"cache of {shares[0]:.0%}",
+                reference,
+                rate / reference,
+                0.8 if share == 0.1 else None,
+                "k examples/s",
+            )
+        )
+    return results
+
+
+def stage_times(cores: int, steps: int) -> list[Result]:
+    """Busy and idle seconds of every stage, and the whole against its lower bound."""
+    results = []
+    for work in WORKLOADS[:2]:
+        batch = examples(work, steps)
+        with tempfile.TemporaryDirectory() as out:
+            before = time.process_time()
+            outcome = run_ours(job_of(work, out, cluster__cores=cores), batch)
+            cpu = time.process_time() - before
+        reports = outcome.progress.reports
+        total = reports[-1].stages[-1].ended - min(stage.started for stage in reports[0].stages)
+        busy: dict[str, float] = {}
+        for report in reports:
+            for stage in report.stages:
+                busy[stage.stage] = busy.get(stage.stage, 0.0) + stage.seconds - stage.waited_seconds
+        for stage, seconds in busy.items():
+            name = f"stage {stage}: {work.name}"
+            results.append(Result(name, seconds, "idle", total - seconds, None, None, "s"))
+        bound = max(max(busy.values()), cpu / cores)
+        results.append(
+            Result(
+                f"bound / total: {work.name}",
+                bound,
+                "total",
+                total,
+                bound / total,
+                1 / 1.15,
+                "s (larger of slowest stage, CPU/cores)",
+            )
+        )
+    return results
+
+
+# -- larger than memory --------------------------------------------------------------------------------------------
+
+
+def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
+    """Train a model whose rows are 30 GB and more; figures over time, as the paper shows them."""
+    folder = Path(os.environ.get("DASKPS_BENCH_FOLDER", tempfile.gettempdir())) / "daskps-large"
+    free = shutil.disk_usage(folder.parent).free
+    if free < 66 << 30:
+        return [missing("larger than memory", "disk", f"{free >> 30} GiB free in {folder.parent}, 66 wanted")]
+    settings: dict[str, Any] = {
+        "out": str(folder),
+        "data": {
+            "format": "synthetic",
+            "synthetic": {"examples": 18_000_000, "slots": 30, "keys_per_slot": 2**40, "zipf_exponent": 0.6},
+        },
+        "tables": {"main": {"dimension": 16, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
+        "model": {"hidden": HIDDEN},
+        "train": {"minibatch_examples": 8192, "batch_examples": 8192 * 36, "depth": 3},
+        "budget": {"memory_bytes": "9GiB", "hbm_bytes": "5GiB"},
+        "cluster": {"cores": cores},
+    }
+    curve: list[tuple[float, ...]] = []
+
+    def note(progress: Progress) -> None:
+        reports = progress.reports[-1]
+        if not curve or curve[-1][0] != progress.batch:
+            counts = reports.counts
+            pulled = sum(counts.get(name, 0) for name in ("hits", "misses", "new_keys"))
+            ended = reports.stages[-1].ended
+            curve.append(
+                (
+                    progress.batch,
+                    reports.examples,
+                    ended,
+                    counts.get("hits", 0) / max(pulled, 1),
+                    counts.get("disk_bytes", 0),
+                )
+            )
+            print(f"batch {progress.batch}: hit rate {curve[-1][3]:.1%}, disk {curve[-1][4] / 1e9:.1f} GB", flush=True)
+
+    try:
+        train(make_job(settings), on_progress=note)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if plot is not None:
+        _draw(curve, plot)
+    seconds = curve[-1][2] - curve[0][2]
+    rate = sum(point[1] for point in curve[1:]) / seconds / 1e3
+    return [
+        Result("larger than memory: throughput", rate, "", None, None, None, "k examples/s"),
+        Result("larger than memory: disk at the end", curve[-1][4] / 1e9, "", None, None, None, "GB"),
+        Result("larger than memory: hit rate at the end", 100 * curve[-1][3], "", None, None, None, "%"),
+    ]
+
+
+def _draw(curve: list[tuple[float, ...]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    batches = [point[0] for point in curve[1:]]
+    rates = [point[1] / max(point[2] - before[2], 1e-9) / 1e3 for before, point in itertools.pairwise(curve)]
+    figure, axes = plt.subplots(1, 3, figsize=(11, 2.8), constrained_layout=True)
+    for axis, values, title in zip(
+        axes,
+        (rates, [100 * point[3] for point in curve[1:]], [point[4] / 1e9 for point in curve[1:]]),
+        ("thousand examples a second", "hit rate of the memory tier, %", "disk, GB"),
+        strict=True,
+    ):
+        axis.plot(batches, values)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("batch")
+        axis.set_ylim(bottom=0)
+    figure.savefig(path, dpi=110)
+
+
+def run(arguments: list[str]) -> list[Result]:
+    parser = argparse.ArgumentParser(prog="bench.py train")
+    parser.add_argument("--cores", type=int, default=os.cpu_count())
+    parser.add_argument("--steps", type=int, default=48, help="mini-batches of a pass")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["peers", "cache", "stages"])
+    parser.add_argument("--workload", type=int, choices=[1, 2, 3], help="one of the three workloads")
+    parser.add_argument("--large", action="store_true", help="the model that is larger than memory, and nothing else")
+    parser.add_argument("--plot", type=Path, help="with --large: where to draw it")
+    options = parser.parse_args(arguments)
+    print(f"Zipf keys with exponent {EXPONENT}; dnn {HIDDEN}; {options.cores} cores each")
+    if options.large:
+        return larger_than_memory(options.cores, options.plot)
+    results: list[Result] = []
+    if options.only in {None, "peers"}:
+        for number, work in enumerate(WORKLOADS, 1):
+            if options.workload in {None, number}:
+                results += against_peers(work, options.steps, options.rounds, options.cores)
+    if options.only in {None, "cache"}:
+        results += with_smaller_caches(options.cores, 2 * options.steps, (1.0, 0.5, 0.2, 0.1, 0.05))
+    if options.only in {None, "stages"}:
+        results += stage_times(options.cores, options.steps)
+    return results
