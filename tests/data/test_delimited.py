@@ -115,6 +115,29 @@ def test_any_bytes_are_read_as_the_twin_reads_them(
     check(path, text, source, twin_rows(text, EVERY_KIND, COLUMNS, delimiter, seed), pool)
 
 
+EDGES = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**19, 10**20, 3 * 10**20, 2**66 + 5, 10**30]
+INTEGER_EDGES = [*EDGES, *(-edge for edge in EDGES), -(2**63) - 1, 0, 2, 3, 65535, 65536]
+FLOAT_EDGES = (
+    "9007199254740993 9007199254740993.0000000001 90071992547409935e-1 1e22 1e23 8.5e22 1e-22 1e-23 3.4028235e38 "
+    "3.4028235677973366e38 3.4028236e38 -1e39 1.4e-45 7e-46 1e-320 1e999999999999 0.1 0.30000001192092896 16777217 "
+    "16777217.0000001 000000000000000000000.5 +.5e+1 5.e-0 1e 1e+ e5 --1 1_0 0x10 infinity 1.2.3 1f"
+).split() + [" 1", "1" * 40, "0." + "0" * 60 + "1", "9" * 511, "9" * 512]
+
+
+def test_numbers_at_the_edges_are_read_as_the_twin_reads_them(tmp_path: Path, pool: ComputePool) -> None:
+    plain = [b"u", b"", b"1", b"1", b"1", b"a", b"1", b"1", b"1"]
+    edges = {2: INTEGER_EDGES, 4: INTEGER_EDGES, 7: INTEGER_EDGES, 6: FLOAT_EDGES, 8: FLOAT_EDGES}
+    lines = [
+        [*plain[:column], str(value).encode(), *plain[column + 1 :]]
+        for column, values in edges.items()
+        for value in values
+    ]
+    text = b"".join(b"\t".join(line) + b"\n" for line in lines)
+    path = tmp_path / "edges.tsv"
+    source = Source([str(path)], Delimited("\t", COLUMNS, 512), EVERY_KIND, hash_seed=1)
+    check(path, text, source, twin_rows(text, EVERY_KIND, COLUMNS, b"\t", 1), pool)
+
+
 def test_a_header_names_the_columns_and_a_byte_order_mark_is_not_data(tmp_path: Path, pool: ComputePool) -> None:
     for number, mark in enumerate([b"", b"\xef\xbb\xbf"]):
         (tmp_path / f"{number}.csv").write_bytes(mark + b"item,label\r\na,1\r\nb,0\r\n")
