@@ -9,9 +9,7 @@ from daskps.errors import DaskpsError
 from daskps.flow.progress import Outcome, Progress
 from daskps.handle import Model, evaluate, open_model
 from daskps.run import train
-from daskps.version import VERSION
-
-__version__ = VERSION
+from daskps.version import __version__
 
 __all__ = [
     "DaskpsError",

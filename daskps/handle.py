@@ -24,9 +24,9 @@ from daskps.flow import inputs
 from daskps.flow.frames import frame_batch
 from daskps.flow.parts import build_network, row_filler, table_specs
 from daskps.flow.predict import Predictor
-from daskps.flow.rows import TableRows
 from daskps.model import engine
 from daskps.model.metrics import Metrics
+from daskps.ssd import Partitions
 from daskps.types import Batch, Bools, Floats, Keys, RowLayout
 
 PREDICT_EXAMPLES = 1 << 15  # at once: the rows of so many examples are in memory
@@ -49,7 +49,7 @@ class Model:
         self._fillers = [row_filler(self.job, spec, self._device) for spec in self._specs]
         self._network = build_network(self.job, self._specs, self._features, engine.cpu(self._pool))
         self._network.load(self.dense(state=True))
-        self._rows: list[TableRows] = []
+        self._rows: list[Partitions] = []
         try:
             for spec in self._specs:
                 self._rows.append(self._open(spec.name))
@@ -58,15 +58,9 @@ class Model:
             raise
         self._predictor = Predictor(self._device, self._specs, self._network, self._lookup)
 
-    def _open(self, table: str) -> TableRows:
-        return TableRows(
-            f"{self.directory.path}/tables/{table}",
-            partitions=self.snapshot.draft.partitions,
-            snapshot=self.snapshot.id,
-            pool=self._pool,
-            device=self._device,
-            modulo=self.job.cluster.partition_by == "modulo",
-        )
+    def _open(self, table: str) -> Partitions:
+        path = f"{self.directory.path}/tables/{table}"
+        return Partitions.open(path, pool=self._pool, snapshot=self.snapshot.id, read_only=True)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +194,7 @@ class Model:
         """How large the model is: rows, files and bytes of each table, and the dense network."""
         tables = {}
         for spec, rows in zip(self._specs, self._rows, strict=True):
-            found = asdict(rows.statistics())
+            found = asdict(rows.stats())
             tables[spec.name] = {
                 "rows": found["live_rows"],
                 "row_bytes": spec.layout.row_bytes,

@@ -10,12 +10,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from daskps.backend.device import devices
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import ModelDirectory, Snapshot, settle
 from daskps.config import make_job
 from daskps.errors import SnapshotError
-from daskps.flow.rows import TableRows
+from daskps.ssd import Partitions
 
 STALE_WORTH_MOVING = 0.02  # of a partition's rows: less is not worth writing all of it again
 
@@ -28,20 +27,6 @@ class Compaction:
     moved_rows: int
     bytes_before: int
     bytes_after: int
-
-
-class _Side:
-    """A store's side of a commit, as `settle` wants it."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.confirm, self.discard, self.drop = store.confirm, store.discard, store.drop
-
-    def prepared(self) -> list[str]:
-        return [snapshot.id for snapshot in self._store.snapshots() if snapshot.state == "prepared"]
-
-    def confirmed(self) -> list[str]:
-        return [snapshot.id for snapshot in self._store.snapshots() if snapshot.state == "confirmed"]
 
 
 def drop_snapshots(path: str, names: Iterable[str]) -> None:
@@ -66,7 +51,7 @@ def compact(path: str) -> Compaction:
     last = _last(directory)
     arrays = directory.load(last)
     with _tables(directory, last) as tables:
-        stores = [store for table in tables for store in table.stores]
+        stores = [store for table in tables for store in table.stores.values()]
         before = sum(store.disk_bytes for store in stores)
         epoch = directory.begin_epoch("compact")
         _settle(directory, tables)
@@ -79,13 +64,13 @@ def compact(path: str) -> Compaction:
                     moved += len(keys)
 
         def prepare(name: str) -> dict[str, Any]:
-            for store in stores:
-                store.prepare(name)
+            for table in tables:
+                table.prepare(name)
             return {}
 
         def confirm(name: str) -> None:
-            for store in stores:
-                store.confirm(name)
+            for table in tables:
+                table.confirm(name)
 
         snapshot = epoch.commit(last.draft, arrays, prepare, confirm)
         epoch.keep(1)
@@ -102,28 +87,18 @@ def _last(directory: ModelDirectory) -> Snapshot:
 
 
 @contextmanager
-def _tables(directory: ModelDirectory, snapshot: Snapshot) -> Iterator[list[TableRows]]:
+def _tables(directory: ModelDirectory, snapshot: Snapshot) -> Iterator[list[Partitions]]:
     """All tables, open for writing; LockedError if a run has them."""
     job = make_job(snapshot.draft.settings["job"])
     with ComputePool(1) as pool, ExitStack() as stack:
-        device = devices("cpu", 1, pool=pool)[0]
-        tables = []
-        for name in job.tables:
-            table = TableRows(
-                f"{directory.path}/tables/{name}",
-                partitions=snapshot.draft.partitions,
-                snapshot=snapshot.id,
-                pool=pool,
-                device=device,
-                read_only=False,
-            )
-            stack.callback(table.close)
-            tables.append(table)
-        yield tables
+        yield [
+            stack.enter_context(Partitions.open(f"{directory.path}/tables/{name}", pool=pool, snapshot=snapshot.id))
+            for name in job.tables
+        ]
 
 
-def _settle(directory: ModelDirectory, tables: list[TableRows]) -> None:
+def _settle(directory: ModelDirectory, tables: list[Partitions]) -> None:
     live = directory.state().live
     for table in tables:
-        for store in table.stores:
-            settle(_Side(store), live)
+        for store in table.stores.values():
+            settle(store, live)

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 from distributed import Client
@@ -19,7 +20,8 @@ from daskps.flow.embedded import client_for
 from daskps.flow.inputs import synthetic
 from daskps.flow.progress import Outcome, Progress
 from daskps.flow.train import train as train_flow
-from daskps.version import VERSION
+from daskps.version import __version__
+from daskps.view.collector import collect_on
 from daskps.view.figures import BatchFigures, batch_figures
 from daskps.view.live import Live
 from daskps.view.log import log_batch, log_event
@@ -33,7 +35,7 @@ class Watch:
     """Turns progress into figures, once, and hands them on to everybody who shows them."""
 
     def __init__(self, job: Job, on_figures: Callable[[BatchFigures], None]) -> None:
-        self.record = Record(job.model_dump(mode="json"), VERSION)
+        self.record = Record(job.model_dump(mode="json"), __version__)
         self._on_figures = on_figures
         self._last = (-1, 0)  # epoch and batch that were shown
         self._recent: deque[tuple[float, int]] = deque(maxlen=RATE_BATCHES)  # end and examples of each
@@ -57,7 +59,8 @@ class Watch:
         for validation in progress.validations[len(record.validations) :]:
             values = {"batch": validation.batch, "position": validation.position, "metrics": validation.metrics}
             record.validations.append(values)
-            words = ", ".join(f"{name} {value:.4f}" for name, value in validation.metrics.items())
+            shown = {"AUC": validation.metrics.get("auc", nan), "log loss": validation.metrics.get("log_loss", nan)}
+            words = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
             log_event("validation", f"validation after batch {validation.batch}: {words}", **values)
         if progress.snapshot != self._snapshot:
             self._snapshot = record.snapshot = progress.snapshot
@@ -98,6 +101,7 @@ def train(
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     with client_for(job.cluster.nodes, client, dashboard_address) as connected:
+        collect_on(connected)
         live = Live(connected, job)
         watch = Watch(job, live.show)
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -74,7 +76,8 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*arguments: Any, as_json: bool, debug: bool, **options: Any) -> None:
         try:
-            value, text, *code = function(*arguments, **options)
+            with quiet(not debug):
+                value, text, *code = function(*arguments, **options)
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
@@ -87,6 +90,19 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
             sys.exit(code[0])
 
     return run
+
+
+@contextmanager
+def quiet(wanted: bool) -> Iterator[None]:
+    """Keep what Dask logs about a failing task to itself: the same error comes to us, and we say it in words."""
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    if wanted:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def explain(error: Exception, *, as_json: bool, debug: bool) -> int:

@@ -15,7 +15,7 @@ from daskps.cli.snapshots import snapshots
 from daskps.cli.synth import synth
 from daskps.cli.train import train
 from daskps.cli.verify import verify
-from daskps.version import VERSION
+from daskps.version import __version__
 
 EPILOG = f"""\b
 Five minutes:
@@ -28,7 +28,7 @@ Five minutes:
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="daskps")
+@click.version_option(__version__, prog_name="daskps")
 def main() -> None:
     """CTR models with embedding tables far larger than memory, trained as a dataflow on Dask."""
 

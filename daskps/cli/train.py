@@ -162,9 +162,8 @@ def summary_text(outcome: Outcome, stopped: bool) -> str:
             f"SSD {percent(rates['disk'])}, new {percent(rates['new'])}"
         )
         pairs.append(("hits", words))
-    if "disk_bytes" in progress.levels:
-        words = f"{size(progress.levels['disk_bytes'])}, {progress.levels['disk_rows']:,.0f} rows"
-        pairs.append(("on SSD", words))
+    on_disk = sum(path.stat().st_size for path in Path(outcome.directory, "tables").rglob("*") if path.is_file())
+    pairs.append(("on SSD", size(on_disk)))
     pairs.append(("model", f"{outcome.directory} (snapshot {outcome.snapshot})"))
     if outcome.report:
         pairs.append(("report", outcome.report))

@@ -6,6 +6,7 @@ In: nothing, a client, or a scheduler's address. Out: a Dask client whose worker
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 from distributed import Client, LocalCluster
@@ -27,6 +28,7 @@ def client_for(nodes: int, given: Client | str | None = None, dashboard_address:
                 n_workers=nodes,
                 processes=nodes > 1,
                 threads_per_worker=THREADS,
+                silence_logs=logging.CRITICAL,  # what a task raises comes to the caller, once
                 memory_limit=0,
                 dashboard_address=dashboard_address,
                 worker_dashboard_address=None,

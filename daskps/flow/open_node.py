@@ -34,6 +34,9 @@ from daskps.types import Floats, Keys
 ROOM = 0.75  # of what fits now: the disk tier's index may grow until the batch is pulled
 
 
+DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What a node tells the driver when it is open."""
@@ -296,7 +299,13 @@ class OpenNode:
             "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),
             "memory_rows": sum(mem_rows),
             "memory_bytes": sum(rows * size for rows, size in zip(mem_rows, row_bytes, strict=True)),
+            **self._disk_levels(),
         }
+
+    def _disk_levels(self) -> dict[str, float]:
+        names = {"live_rows": "disk_rows"} | {name: name for name in DISK_LEVELS}
+        figures = [table.store.stats() for table in self.tables]
+        return {shown: sum(getattr(one, name) for one in figures) for name, shown in names.items()}
 
     def close(self) -> None:
         """Let go of everything."""
