@@ -90,9 +90,10 @@ class Driver:
                     self._progress.stopped_early = True
                     break
             self._snapshot_at_rest()
-            self._control("close")
         finally:
-            self._client.cancel([*self._last.values()])
+            self._flights.clear()
+            self._last.clear()  # what has not begun is forgotten by Dask
+            self._control("close")
         return Outcome(opened.directory, self._progress.snapshot, self._progress)
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Driver:
             return
         self._batch += 1
         every = self._job.train.snapshot_every_batches
-        snapshot = self._name(self._batch) if every and self._batch % every == 0 else ""
+        snapshot = self._name(self._batch) if every and (self._batch + 1) % every == 0 else ""
         token = replace(token, batch=self._batch, snapshot=snapshot)
         depth = self._job.train.depth
         earlier = self._pushes[-depth] if len(self._pushes) >= depth else []

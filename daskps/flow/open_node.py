@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,21 +21,19 @@ from daskps.cluster.commit import Draft, ModelDirectory, Snapshot, follow, settl
 from daskps.cluster.node import Flight, Flights, NodeTable
 from daskps.config import Job
 from daskps.data.order import Steps
-from daskps.errors import CapacityError, ConfigError
+from daskps.errors import CapacityError, ConfigError, StaleError
 from daskps.flow import inputs
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
+from daskps.mem.budget import split
 from daskps.mem.memps import MemPS
 from daskps.model import engine, network
 from daskps.model.metrics import Metrics
 from daskps.ssd import Options, Partitions
 from daskps.ssd.format import KEY_BYTES, default_file_rows
 from daskps.types import Floats, Keys
-
-ROOM = 0.75  # of what fits now: the disk tier's index may grow until the batch is pulled
-
 
 DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
 
@@ -58,6 +59,7 @@ class OpenNode:
 
     def __init__(self, run: str, rank: int, workers: list[str], job: Job, frame: Any = None) -> None:
         self.run, self.rank, self.nodes, self.job = run, rank, len(workers), job
+        self._idle, self._working, self._closed = threading.Condition(), 0, False
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
         self.host = CpuDevice(0, self.pool)  # makes initial rows, which belong to MEM-PS
@@ -198,24 +200,48 @@ class OpenNode:
 
     @property
     def row_capacity(self) -> int:
-        """Distinct keys of one batch that fit the devices and the cache."""
+        """Distinct keys of one batch that fit the devices, and the cache also after the disk tier's index has grown.
+
+        Until a batch whose keys are known is pulled, rows of others are evicted, and the index takes the memory for
+        them from the cache, in steps of at most its own size.
+        """
+        in_mem = []
+        for table in self.tables:
+            grown = 2 * table.store.memory_bytes
+            try:
+                later = split(
+                    self._memory_bytes(table.spec),
+                    store_bytes=grown,
+                    row_bytes=table.spec.layout.row_bytes,
+                    nodes=self.nodes,
+                    lru_share=self.job.cluster.lru_share,
+                )
+                in_mem.append(min(later.cache_rows, later.flight_rows, table.mem.batch_rows))
+            except CapacityError:
+                in_mem.append(1)
+        return int(min(self._hbm_rows, *in_mem))
+
+    @property
+    def _hbm_rows(self) -> int:
         per_row = max(spec.layout.row_bytes for spec in self.specs) + 36  # key, slots of the hash table
-        in_hbm = self.job.budget.hbm_bytes // (self.job.train.depth + 1) // per_row
-        return int(min(in_hbm, *(table.mem.batch_rows for table in self.tables)))
+        return self.job.budget.hbm_bytes // (self.job.train.depth + 1) // per_row
 
     def fitting_steps(self, flight: Flight) -> int:
         """How many of the batch's steps, from its first, fit the budgets."""
         steps = len(flight.step_starts) - 1
         sizes = [len(working_set.keys) for working_set in flight.sets]
-        if max(sizes) <= self.row_capacity * (1 if steps == 1 else ROOM):
+        if max(sizes) <= self.row_capacity:
             return steps
         if steps == 1:
+            fitting = int(min(self._hbm_rows, *(table.mem.batch_rows for table in self.tables)))
+            if max(sizes) <= fitting:
+                return 1
             raise CapacityError(
                 f"step {flight.token.first_step} alone needs {max(sizes):,} distinct rows, but this node fits "
-                f"{self.row_capacity:,}: raise budget.hbm_bytes ({self.job.budget.hbm_bytes:,}) or budget.memory_bytes "
+                f"{fitting:,}: raise budget.hbm_bytes ({self.job.budget.hbm_bytes:,}) or budget.memory_bytes "
                 f"({self.job.budget.memory_bytes:,}), lower train.depth ({self.job.train.depth}), or use smaller steps"
             )
-        return max(1, int(steps * self.row_capacity * ROOM / max(sizes)))
+        return max(1, int(steps * self.row_capacity * 0.9 / max(sizes)))
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -295,6 +321,7 @@ class OpenNode:
         hbm_rows = [sum(len(other.sets[number].keys) for other in loaded) for number in range(len(row_bytes))]
         mem_rows = [table.mem.cached_rows for table in self.tables]
         return {
+            "row_capacity": self.row_capacity,
             "hbm_rows": sum(hbm_rows),
             "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),
             "memory_rows": sum(mem_rows),
@@ -307,9 +334,28 @@ class OpenNode:
         figures = [table.store.stats() for table in self.tables]
         return {shown: sum(getattr(one, name) for one in figures) for name, shown in names.items()}
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Held by a stage while it works, so that nothing is closed under it."""
+        with self._idle:
+            if self._closed:
+                raise StaleError(f"run {self.run} epoch {self.epoch.number} has ended on this node")
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._working -= 1
+                self._idle.notify_all()
+
     def close(self) -> None:
-        """Let go of everything."""
-        self.flights.fail(RuntimeError("the node is closing"))
+        """Let stages that wait give up and those that work finish, then let go of everything."""
+        self.flights.fail(StaleError("the run has ended on this node"))
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+            self._idle.wait_for(lambda: not self._working)
         for table in self.tables:
             table.mem.close()
             table.store.close()

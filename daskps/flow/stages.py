@@ -14,6 +14,7 @@ import numpy as np
 
 from daskps.cluster.node import Arrival, Flight, Read, empty_rows
 from daskps.cluster.plugin import plugin_here
+from daskps.errors import StaleError
 from daskps.flow.dedup import find_working_set
 from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
@@ -23,18 +24,21 @@ from daskps.types import Token
 
 def run_stage(stage: str, token: Token, *after: Any) -> Any:
     """The task of one stage: `after` only orders it behind other tasks."""
-    node: OpenNode = plugin_here().node
+    node: OpenNode | None = plugin_here().node
+    if node is None:
+        raise StaleError(f"{token}: the run has ended on this node")
     started = time.time()
-    try:
-        answer, waited = STAGES[stage](node, token)
-    except BaseException as error:
-        node.flights.fail(error)
-        raise
-    if isinstance(answer, Flight):
-        return _report(node, answer, started, waited)
-    if stage != "read":
-        node.flights.get(token).times.append((stage, started, time.time(), waited))
-    return answer
+    with node.working():
+        try:
+            answer, waited = STAGES[stage](node, token)
+        except BaseException as error:
+            node.flights.fail(error)
+            raise
+        if isinstance(answer, Flight):
+            return _report(node, answer, started, waited)
+        if stage != "read":
+            node.flights.get(token).times.append((stage, started, time.time(), waited))
+        return answer
 
 
 def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
@@ -45,6 +49,10 @@ def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
             plugin.node.close()
         plugin.node = OpenNode(run, rank, *values)
         return plugin.node.opened()
+    if plugin.node is None or plugin.node.run != run:
+        if verb == "close":
+            return None
+        raise StaleError(f"cannot {verb}: run {run} has ended on this node")
     answer = getattr(plugin.node, verb)(*values)
     if verb == "close":
         plugin.node = None
