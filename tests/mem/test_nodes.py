@@ -201,3 +201,42 @@ def test_a_snapshot_is_exact_though_a_node_is_a_batch_ahead(order: tuple[int, in
     ps.flush_finish()
     assert {key: np.frombuffer(row, np.float32)[0] for key, row in store.snapshots["after 0"].items()} == {10: 0, 11: 0}
     assert ps.lookup(keys[ahead]).item() == 1.0
+
+
+def test_a_row_in_the_nodes_own_table_before_is_not_sent_but_copied() -> None:
+    ps = MemPS(layout=layout(1), store=MemoryStore(1), initial=initial, memory_bytes=40_000, pool=POOL, nodes=2)
+    both, own = np.array([7], np.uint64), np.array([7, 8], np.uint64)
+    ps.pull(own, 0, 0)
+    ps.pull(both, 0, 1)
+    ps.pull(both, 1, 0)
+    first = {delivery.node: delivery for delivery in ps.pull(own, 1, 1)}
+    assert first[0].copied.tolist() == [0]
+    assert first[1].copied.tolist() == [0]
+    assert first[1].late.tolist() == [1]  # key 8 is in the other node's table only
+
+
+def test_rows_in_flight_move_when_the_cache_shrinks_and_are_pushed_to_where_they_went() -> None:
+    store = MemoryStore(1)
+    memory_bytes = bytes_for(1, cache_rows=200, nodes=2)
+    ps = MemPS(layout=layout(1), store=store, initial=initial, memory_bytes=memory_bytes, pool=POOL, nodes=2)
+    none = np.empty(0, np.uint64)
+
+    def pull(keys: np.ndarray, batch: int) -> list[Delivery]:
+        return [*ps.pull(keys, batch, 0), *ps.pull(none, batch, 1)]
+
+    for batch, start in enumerate((0, 70, 140)):  # the last ones take the highest slots
+        keys = np.arange(start, start + 60, dtype=np.uint64)
+        pull(keys, batch)
+        ps.push(keys, np.full((60, 1), batch, np.float32), batch, 0)
+    high = np.arange(160, 200, dtype=np.uint64)
+    pull(high, 3)
+    pull(none, 4)
+    store.memory_bytes = 20 * 100
+    (first, _) = pull(high[:5], 5)  # shrinks; these are out with batch 3
+    assert ps.cache_rows <= 100
+    assert first.late.tolist() == [0, 1, 2, 3, 4]
+    (late,) = ps.push(high, np.arange(40, dtype=np.float32).reshape(40, 1), 3, 0)
+    assert late.rows[:, 0].tolist() == [0, 1, 2, 3, 4]
+    ps.push(high[:5], np.full((5, 1), -1, np.float32), 5, 0)
+    assert ps.lookup(high)[:, 0].tolist() == [-1] * 5 + list(range(5, 40))
+    assert ps.lookup(np.arange(60, dtype=np.uint64))[:, 0].tolist() == [0] * 60
