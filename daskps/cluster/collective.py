@@ -22,6 +22,7 @@ async def all_reduce(
     session: Session, kind: str, batch: int, step: int, mine: Array, combine: Callable[[Array, Array], Array]
 ) -> Array:
     """`mine` of all nodes combined; `combine` is called with the lower ranks' part first."""
+    session.check()
     rank, nodes = session.rank, session.nodes
     paired = 1 << (nodes.bit_length() - 1)  # the largest power of two up to N
     if rank >= paired:

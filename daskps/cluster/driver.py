@@ -28,8 +28,8 @@ class Crew(Protocol):
     """All nodes of a run. A lost or stuck one makes any of these raise PeerError."""
 
     async def open(self, epoch: Epoch, snapshot: Snapshot | None, live: tuple[str, ...]) -> None:
-        """Begin an epoch on every node: all let go of older epochs, then partitions settle as the log says (`live`)
-        and open at `snapshot`. A node that has heard of a newer epoch refuses with StaleError."""
+        """Begin an epoch. First every worker, wanted or not, lets go of older epochs; then the crew's partitions settle
+        as the log says (`live`) and open at `snapshot`. One that knows of a newer epoch refuses with StaleError."""
         ...
 
     async def run_batch(self, batch: int) -> Done | None:

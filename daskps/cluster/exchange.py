@@ -55,6 +55,7 @@ class Exchange:
     async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, Touched]:
         """Sums over all nodes of every row that any of them touched. One message to each peer, empty ones too."""
         session = self._session
+        session.check()  # one node alone would never hear that its run is over
         for table, mine in touched.items():
             self._place[table][mine.rows] = np.arange(len(mine.rows), dtype=np.int32)
         for peer in session.peers:

@@ -85,8 +85,7 @@ class Session:
         arrays: tuple[Array, ...] = (),
     ) -> None:
         """Put a message on its way; to oneself it goes the short way."""
-        if self.error is not None:
-            raise self.error
+        self.check()
         member = self.member
         message = Message(kind, member.run, member.epoch, self.rank, batch, step, table, note, arrays)
         if rank == self.rank:
@@ -98,8 +97,7 @@ class Session:
     async def receive(self, kind: str, batch: int, sender: int, *, step: int = 0, table: str = "") -> Message:
         """The one message of this kind and place, when it is there; PeerError when that takes too long."""
         place = (kind, batch, step, table, sender)
-        if self.error is not None:
-            raise self.error
+        self.check()
         if place in self._arrived:
             return self._arrived.pop(place)
         future = self._waiting[place] = asyncio.get_running_loop().create_future()
@@ -112,8 +110,7 @@ class Session:
 
     async def wait(self, future: asyncio.Future[T], stage: str, batch: int, what: str) -> T:
         """The future's result; PeerError if this run fails meanwhile or the time is over."""
-        if self.error is not None:
-            raise self.error
+        self.check()
         self._futures[future] = batch
         try:
             async with asyncio.timeout(self.member.wait_seconds):
@@ -164,6 +161,11 @@ class Session:
             for rank in self.peers:
                 note = f"{type(error).__name__}: {error}"
                 self._network.send(rank, Message(ABORT, member.run, member.epoch, self.rank, batch, note=note))
+
+    def check(self) -> None:
+        """Raise what has stopped this node's part in the run, if anything has."""
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         """Stop without telling anybody: the run is over, or this node is gone."""

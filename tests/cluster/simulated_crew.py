@@ -56,8 +56,11 @@ class SimCrew:
 
     async def open(self, epoch: Epoch, snapshot: Snapshot | None, live: tuple[str, ...]) -> None:
         self.world.check_snapshot(snapshot)
-        self.epoch, self.nodes = epoch, self.world.muster()
+        self.epoch = epoch
+        crew = self.world.muster()
+        self.nodes = list(self.world.nodes)  # those that are not wanted any more must let go, too
         await self.all("begin")
+        self.nodes = crew
         ranks = enumerate(self.nodes)
         args = (epoch.number, snapshot, live)
         tasks = [self.driver.spawn(self.call(node, node.open, self.nodes, rank, *args)) for rank, node in ranks]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.backend.pool import ComputePool
-from daskps.cluster.commit import Draft, FileSum, ModelDirectory, Snapshot, follow, settle
+from daskps.cluster.commit import Draft, FileSum, ModelDirectory, Snapshot
 from daskps.cluster.driver import Done
 from daskps.cluster.exchange import Touched
 from daskps.cluster.message import Message, refusal
@@ -22,7 +22,6 @@ from daskps.ssd.placement import Placement
 from daskps.types import Field, RowLayout
 from tests.cluster import reference
 from tests.cluster.process import Process
-from tests.cluster.simulated_store import SimulatedPartition, SimulatedStore
 
 if TYPE_CHECKING:
     from tests.cluster.simulator import World
@@ -38,16 +37,27 @@ class Turns:
         self._next = first
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    async def enter(self, node: SimNode, stage: str, batch: int) -> None:
+    async def enter(self, peers: Peers, stage: str, batch: int) -> None:
         if self._next < batch:
             future = self._waiting[batch] = asyncio.get_running_loop().create_future()
-            await node.peers.session.wait(future, stage, batch, "its turn")
+            await peers.session.wait(future, stage, batch, "its turn")
 
     def leave(self) -> None:
         self._next += 1
         future = self._waiting.pop(self._next, None)
         if future is not None and not future.done():
             future.set_result(None)
+
+
+class EpochState:
+    """What a node has in memory during one epoch; tasks of an older one keep theirs."""
+
+    dense: int
+    position: int
+
+    def __init__(self) -> None:
+        self.tables: dict[int, dict[str, tuple[dict[int, int], np.ndarray]]] = {}
+        self.arrays: dict[str, dict[str, np.ndarray]] = {}
 
 
 class SimNode(Process):
@@ -57,6 +67,7 @@ class SimNode(Process):
         super().__init__(world, name)
         self.peers: Peers | None = None  # type: ignore[assignment]
         self.epoch = 0
+        self.control = asyncio.Lock()  # epochs begin and open one after the other, as on the worker's control thread
 
     # ------------------------------------------------------------------ network
 
@@ -87,6 +98,12 @@ class SimNode(Process):
     async def open(
         self, crew: list[SimNode], rank: int, epoch: int, snapshot: Snapshot | None, live: tuple[str, ...]
     ) -> None:
+        async with self.control:
+            await self._open(crew, rank, epoch, snapshot, live)
+
+    async def _open(
+        self, crew: list[SimNode], rank: int, epoch: int, snapshot: Snapshot | None, live: tuple[str, ...]
+    ) -> None:
         if epoch != self.epoch:
             raise StaleError(f"{self.name} was told of epoch {self.epoch}, epoch {epoch} is too late")
         world, schedule = self.world, self.world.schedule
@@ -94,20 +111,19 @@ class SimNode(Process):
         placement = Placement(schedule.partitions, schedule.partition_by)  # type: ignore[arg-type]
         partition = KeyPartition(placement, len(crew), POOL)  # type: ignore[arg-type]
         first_batch = 0 if snapshot is None else snapshot.draft.batch + 1
-        self.position = 0 if snapshot is None else snapshot.draft.position
-        self.stores, rows = {}, {}
+        position = 0 if snapshot is None else snapshot.draft.position
+        self.stores_by_table: dict[str, Any] = {}
+        rows = {}
         for table in range(schedule.tables):
-            parts = {}
-            for part in partition.owned(rank):
-                await asyncio.sleep(world.delay() / 4)
-                parts[part] = SimulatedPartition(self.files, f"model/tables/{table}/{part}", self, world.locks)  # type: ignore[arg-type]
-                settle(parts[part], live)
-                if snapshot is not None:
-                    parts[part].open(snapshot.id)
-            self.stores[str(table)] = SimulatedStore(parts, lambda keys: placement.of(keys, POOL), LAYOUT.width)
+            await asyncio.sleep(world.delay())
+            name = None if snapshot is None else snapshot.id
+            path = f"{world.root}/tables/{table}"
+            self.stores_by_table[str(table)] = world.shelf.open(
+                self, path, placement, partition.owned(rank), name, live
+            )
             rows[str(table)] = MemPS(
                 layout=LAYOUT,
-                store=self.stores[str(table)],
+                store=self.stores_by_table[str(table)],
                 initial=lambda keys, out, table=table: world.initial(table, keys, out),
                 memory_bytes=20_000 + 120 * schedule.cache_rows,
                 pool=POOL,
@@ -116,7 +132,8 @@ class SimNode(Process):
                 epoch=epoch,
                 first_batch=first_batch,
             )
-        self.dense = 1 if snapshot is None else int(self.directory().load(snapshot)["dense"][0])
+        self.state = EpochState()
+        self.state.dense = 1 if snapshot is None else int(self.directory().load(snapshot)["dense"][0])
         member = Member("run", epoch, rank, len(crew), wait_seconds=world.wait_seconds)
         self.peers = Peers(
             *(member, self, rows, partition, self.work),
@@ -124,16 +141,16 @@ class SimNode(Process):
             check_replicas=schedule.check_replicas,
         )
         self.tasks |= dict.fromkeys(self.peers.owner._tasks)
+        self.state.position = position
         self.turns = {stage: Turns(first_batch) for stage in ("cut", "pull", "load", "train", "push")}
-        self.tables: dict[int, dict[str, tuple[dict[int, int], np.ndarray]]] = {}
-        self.arrays: dict[str, dict[str, np.ndarray]] = {}
 
     async def begin(self, epoch: int) -> None:
         """A new epoch begins: let go of every older one, so that others can take over the partitions."""
-        if epoch <= self.epoch:
-            raise StaleError(f"{self.name} was told of epoch {self.epoch}, epoch {epoch} is too late")
-        self.end_epoch()
-        self.epoch = epoch
+        async with self.control:
+            if epoch <= self.epoch:
+                raise StaleError(f"{self.name} was told of epoch {self.epoch}, epoch {epoch} is too late")
+            self.end_epoch()
+            self.epoch = epoch
 
     def end_epoch(self) -> None:
         """Let go of everything, as a node does that is told to, or whose epoch has failed."""
@@ -154,21 +171,22 @@ class SimNode(Process):
         return self.peers
 
     async def run_batch(self, epoch: int, batch: int) -> Done | None:
-        peers, world, data = self.in_epoch(epoch), self.world, self.world.data
+        peers, state, world, data = self.in_epoch(epoch), self.state, self.world, self.world.data
+        turns = self.turns
         session = peers.session
-        await self.turns["cut"].enter(self, "cut", batch)
-        start = self.position // data.step_examples
+        await turns["cut"].enter(peers, "cut", batch)
+        start = state.position // data.step_examples
         left = min(world.schedule.batch_steps, data.steps - start)
         if left == 0:
-            self.turns["cut"].leave()
+            turns["cut"].leave()
             return None
         steps = await peers.agree_steps(batch, world.rng.randint(1, left), "a step needs it")
         stop = start + steps
-        self.position = position = stop * data.step_examples
-        self.turns["cut"].leave()
+        state.position = position = stop * data.step_examples
+        turns["cut"].leave()
 
         slices = {step: data.slice(step, peers.rank, peers.nodes) for step in range(start, stop)}
-        await self.turns["pull"].enter(self, "pull", batch)
+        await turns["pull"].enter(peers, "pull", batch)
         pulled, tables = {}, {}
         asked = []
         for table in range(world.schedule.tables):
@@ -178,16 +196,16 @@ class SimNode(Process):
             tables[str(table)] = ({key: row for row, key in enumerate(array.tolist())}, rows)
             asked.append(self.spawn(peers.pull(batch, str(table), array, peers.group(array), rows)))
         await asyncio.sleep(0)  # pulls of this batch are on their way before those of the next
-        self.turns["pull"].leave()
+        turns["pull"].leave()
         for table in range(world.schedule.tables):
             pulled[str(table)] = await asked[table]
 
-        await self.turns["load"].enter(self, "load", batch)
+        await turns["load"].enter(peers, "load", batch)
         for table, (_, rows) in tables.items():
             async for _ in peers.late_rows(pulled[table], rows):
                 pass
-        await self.turns["train"].enter(self, "train", batch)
-        before = self.tables.pop(batch - 1, None)
+        await turns["train"].enter(peers, "train", batch)
+        before = state.tables.pop(batch - 1, None)
         for table, (_, rows) in tables.items():
             for position_ in pulled[table].copied.tolist():
                 assert before is not None
@@ -196,30 +214,32 @@ class SimNode(Process):
             world.check_rows(start, int(table), pulled[table].keys, rows, f"{self.name} pulls batch {batch}")
             world.late += sum(pulled[table].late)
             world.copied += len(pulled[table].copied)
-        self.tables[batch] = tables
-        self.turns["load"].leave()
+        state.tables[batch] = tables
+        turns["load"].leave()
 
         exchange = peers.exchange(batch, pulled)
         for step in range(start, stop):
-            await self.train_step(exchange, batch, step, slices[step], tables)
+            await self.train_step(peers, state, exchange, batch, step, slices[step], tables)
             if world.rng.random() < 0.3:
                 await asyncio.sleep(world.delay())
         last = stop == data.steps
         due = last or (batch + 1) % world.schedule.snapshot_every == 0
-        snapshot = f"{self.epoch:06d}-{batch:08d}" if due else ""
+        snapshot = f"{epoch:06d}-{batch:08d}" if due else ""
         if due:
-            self.arrays[snapshot] = {"dense": np.array([self.dense], np.uint32)}
-        self.turns["train"].leave()
+            state.arrays[snapshot] = {"dense": np.array([state.dense], np.uint32)}
+        turns["train"].leave()
 
-        await self.turns["push"].enter(self, "push", batch)
+        await turns["push"].enter(peers, "push", batch)
         await asyncio.gather(*(peers.push(pulled[table], rows, snapshot) for table, (_, rows) in tables.items()))
         peers.end_batch(batch)
-        self.turns["push"].leave()
+        turns["push"].leave()
         if session.error is not None:
             raise session.error
         return Done(Draft(batch, position, world.schedule.partitions), due)
 
-    async def train_step(self, exchange: Any, batch: int, step: int, examples: range, tables: Any) -> None:
+    async def train_step(
+        self, peers: Peers, state: EpochState, exchange: Any, batch: int, step: int, examples: range, tables: Any
+    ) -> None:
         data, touched, all_sums = self.world.data, {}, 0
         for table, (places, rows) in tables.items():
             bits = rows.view(np.uint32)
@@ -235,10 +255,10 @@ class SimNode(Process):
             all_sums += sum(sums.values())
         summed, dense = await asyncio.gather(
             exchange.sum_rows(step, touched),
-            self.peers.sum_dense(batch, step, np.array([all_sums, len(examples)], np.int64)),
+            peers.sum_dense(batch, step, np.array([all_sums, len(examples)], np.int64)),
         )
         assert dense[1] == data.step_examples
-        self.dense = (self.dense * 3 + int(dense[0])) & reference.MASK
+        state.dense = (state.dense * 3 + int(dense[0])) & reference.MASK
         for table, (_, rows) in tables.items():
             bits = rows.view(np.uint32)
             for row, total in zip(summed[table].rows.tolist(), summed[table].sums[:, 0].tolist(), strict=True):
@@ -251,14 +271,13 @@ class SimNode(Process):
 
     async def write_arrays(self, epoch: int, snapshot: str) -> dict[str, FileSum]:
         self.in_epoch(epoch)
-        return self.directory().write_arrays(snapshot, self.arrays.pop(snapshot))
+        return self.directory().write_arrays(snapshot, self.state.arrays.pop(snapshot))
 
     async def confirm(self, epoch: int, live: tuple[str, ...]) -> None:
         self.in_epoch(epoch)
 
         def tell() -> None:
-            for store in self.stores.values():
-                for partition in store.partitions.values():
-                    follow(partition, live)
+            for store in self.stores_by_table.values():
+                store.follow(live)
 
         await self.work(tell)

@@ -14,23 +14,26 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from daskps.cluster.commit import ModelDirectory, Snapshot, settle
+from daskps.cluster.commit import ModelDirectory, Snapshot
 from daskps.cluster.driver import Plan, drive
+from daskps.cluster.files import LocalFiles
 from daskps.cluster.log import Log
 from daskps.cluster.message import Message
 from daskps.errors import DaskpsError, LockedError, PeerError, StaleError
+from daskps.ssd.placement import Placement
 from tests.cluster import reference
 from tests.cluster.disk import CrashError, SimulatedDisk
 from tests.cluster.process import Process
 from tests.cluster.reference import Data, States
 from tests.cluster.simloop import SimLoop
 from tests.cluster.simulated_crew import SimCrew
-from tests.cluster.simulated_node import SimNode
-from tests.cluster.simulated_store import SimulatedPartition
+from tests.cluster.simulated_node import LAYOUT, SimNode
+from tests.cluster.simulated_store import RealShelf, SimulatedShelf
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Schedule:
 class World:
     """Everything there is."""
 
-    def __init__(self, seed: int, trace: Callable[..., None]) -> None:
+    def __init__(self, seed: int, trace: Callable[..., None], folder: Path | None) -> None:
         self.trace = trace
         self.rng = rng = random.Random(seed)
         self.wait_seconds = 300.0
@@ -72,9 +75,11 @@ class World:
             *(rng, self.schedule.tables), steps=rng.randint(3, 8), step_examples=rng.randint(1, 6), universe=12
         )
         self.states = States.of(self.data, self.schedule.tables)
-        self.disk = SimulatedDisk(random.Random(seed + 1))
-        self.locks: dict[str, object] = {}
-        self.nodes: list[SimNode] = []
+        self.placement = Placement(self.schedule.partitions, self.schedule.partition_by)  # type: ignore[arg-type]
+        self.root = "model" if folder is None else f"{folder}/model"
+        self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()
+        self.shelf: Any = SimulatedShelf(LAYOUT) if folder is None else RealShelf(LAYOUT)
+        self.nodes: list[SimNode] = []  # all workers that live, in use or not
         self.processes: list[Process] = []
         self.tokens = 0
         self.restarts = -1  # epochs begun but for the first
@@ -104,27 +109,27 @@ class World:
             return f"{self.tokens:06d}"
 
         files: Any = process.files
-        return ModelDirectory("model", files, clock=lambda: 0.0, log=Log(files, "model/log", token))
+        log = Log(files, f"{self.root}/log", token)
+        return ModelDirectory(self.root, files, clock=lambda: 0.0, log=log)
 
     def release(self, process: Process) -> None:
-        for path in [path for path, holder in self.locks.items() if holder is process]:
-            del self.locks[path]
+        self.shelf.release(process)
+
+    def power_cut(self) -> None:
+        if isinstance(self.disk, SimulatedDisk):  # a real disk keeps its power
+            self.disk.power_cut()
 
     def muster(self) -> list[SimNode]:
-        """Workers for an epoch: those that live, new ones for the lost, and now and then another number of them."""
-        count = self.rng.randint(1, 5) if not self.nodes or self.rng.random() < 0.3 else len(self.nodes)
-        alive = [node for node in self.nodes if node.alive]
-        for node in alive[count:]:
-            node.end_epoch()  # a worker that is not wanted any more is told so
-        alive = alive[:count]
-        while len(alive) < count:
+        """Workers for an epoch: new ones for the lost, and now and then another number of them."""
+        self.nodes = [node for node in self.nodes if node.alive]
+        if self.restarts < 0 or self.rng.random() < 0.3:
+            self.wanted_nodes = self.rng.randint(1, 5)
+        while len(self.nodes) < self.wanted_nodes:
             self.tokens += 1
-            alive.append(SimNode(self, f"worker-{self.tokens}"))
-        self.rng.shuffle(alive)
-        self.nodes = alive
-        self.most_nodes = max(self.most_nodes, count)
+            self.nodes.append(SimNode(self, f"worker-{self.tokens}"))
+        self.most_nodes = max(self.most_nodes, self.wanted_nodes)
         self.restarts += 1
-        return list(alive)
+        return self.rng.sample(self.nodes, self.wanted_nodes)
 
     def initial(self, table: int, keys: np.ndarray, out: np.ndarray) -> None:
         for place, key in enumerate(keys.tolist()):
@@ -155,7 +160,7 @@ class World:
         stranger = Process(self, "stranger")
         if not any(event.startswith("zombie") for event in self.events):
             self.check_tidy(self.directory(stranger), stranger)
-        self.disk.power_cut()
+        self.power_cut()
         directory = self.directory(stranger)
         found = directory.snapshot()
         assert found is not None
@@ -165,12 +170,7 @@ class World:
         assert int(directory.load(found)["dense"][0]) == self.states.dense[-1]
         live = directory.state().live
         for table, expected in enumerate(self.states.rows[-1]):
-            rows: dict[int, bytes] = {}
-            for part in range(self.schedule.partitions):
-                partition = SimulatedPartition(stranger.files, f"model/tables/{table}/{part}", stranger, {})  # type: ignore[arg-type]
-                settle(partition, live)
-                partition.open(found.id)
-                rows |= partition.rows
+            rows = self.shelf.read(stranger, f"{self.root}/tables/{table}", self.placement, found.id, live)
             keys = np.array([*expected], np.uint64)
             bits = np.array([np.frombuffer(rows[key], np.float32) for key in expected], np.float32).reshape(-1, 2)
             self.check_rows(self.data.steps, table, keys, bits, "the final model")
@@ -178,12 +178,10 @@ class World:
     def check_tidy(self, directory: ModelDirectory, process: Process) -> None:
         """Partitions have what the log says and nothing else, and so has the folder of snapshots."""
         live = set(directory.state().live)
-        assert set(self.disk.list("model/snapshots")) == live
+        assert set(self.disk.list(f"{self.root}/snapshots")) == live
         for table in range(self.schedule.tables):
-            for part in range(self.schedule.partitions):
-                partition = SimulatedPartition(process.files, f"model/tables/{table}/{part}", process, {})  # type: ignore[arg-type]
-                assert set(partition.confirmed()) == live, f"{sorted(partition.confirmed())} but live is {sorted(live)}"
-                assert not list(partition.prepared())
+            for found in self.shelf.snapshots(process, f"{self.root}/tables/{table}", self.placement):
+                assert found == (set(), live)
 
     # -------------------------------------------------------------------- the run
 
@@ -230,7 +228,7 @@ class World:
             elif kind == "power":
                 for process in (*self.nodes, driver):
                     process.kill()
-                self.disk.power_cut()
+                self.power_cut()
             elif kind == "zombie":  # a second driver takes over while the first one lives
                 other = Process(self, "usurper")
                 self.ignore(other.spawn(drive(self.directory(other), SimCrew(self, other), "run", Plan(2, restarts=0))))
@@ -252,9 +250,12 @@ class World:
         task.add_done_callback(look)
 
 
-def run(seed: int, trace: Callable[..., None] = lambda *event: None) -> World:
-    """One schedule; raises if anything is not as it must be. `trace` is told of every message."""
-    world, loop = World(seed, trace), SimLoop()
+def run(seed: int, trace: Callable[..., None] = lambda *event: None, folder: Path | None = None) -> World:
+    """One schedule; raises if anything is not as it must be. `trace` is told of every message.
+
+    With `folder` the disk tier and the disk are the real ones; power is then never cut.
+    """
+    world, loop = World(seed, trace, folder), SimLoop()
     try:
         loop.run(world.main())
     except BaseException as error:

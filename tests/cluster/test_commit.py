@@ -11,7 +11,7 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.cluster.commit import Draft, Epoch, ModelDirectory, settle
+from daskps.cluster.commit import Draft, Epoch, ModelDirectory, follow, settle
 from daskps.cluster.log import Log
 from daskps.errors import ArgumentError, CorruptionError, SnapshotError, StaleError
 from tests.cluster.disk import CrashError, SimulatedDisk
@@ -186,6 +186,16 @@ def test_partitions_follow_the_log(tmp_path: pathlib.Path) -> None:
     settle(partition, model.state().live)
     assert partition.is_prepared == set()
     assert partition.is_confirmed == {epoch.name(2), published}
+
+
+def test_confirming_a_snapshot_leaves_the_next_one_prepared(tmp_path: pathlib.Path) -> None:
+    model = ModelDirectory(str(tmp_path))
+    partition = FakePartition()
+    epoch = model.begin_epoch("run")
+    first = epoch.publish(Draft(1, 0, 8), {}, partition.prepare(epoch.name(1))).id
+    partition.prepare(epoch.name(2))
+    follow(partition, model.state().live)
+    assert (partition.is_prepared, partition.is_confirmed) == ({epoch.name(2)}, {first})
 
 
 def test_every_flipped_byte_of_every_file_is_noticed_and_named(tmp_path: pathlib.Path) -> None:

@@ -178,6 +178,17 @@ def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
         assert "node 0 stopped at batch 0: CapacityError: the table is full" in str(result)
 
 
+def test_one_node_alone_stops_when_its_epoch_has_ended() -> None:
+    async def step(session: Session) -> None:
+        exchange = Exchange(session, 0, {"main": sharing([[1]], 0)})
+        session.close()
+        await exchange.sum_rows(0, {"main": Touched(np.zeros(1, np.int32), np.zeros((1, 1), np.int64))})
+
+    (result,) = on_all(Joined(1), step)
+    assert isinstance(result, PeerError)
+    assert "has closed epoch 1" in str(result)
+
+
 @pytest.mark.parametrize(("run", "epoch"), [("other", 1), ("run", 0), ("run", 2)])
 def test_a_message_of_another_run_or_epoch_raises(run: str, epoch: int) -> None:
     session = Joined(2).sessions[0]
