@@ -46,7 +46,7 @@ class Sizer:
         steps = token.stop_step - token.first_step
         slowest = max(stage.seconds - stage.waited_seconds for report in reports for stage in report.stages)
         keys = max(report.counts["distinct_keys"] for report in reports)
-        self._capacity = min(report.levels["row_capacity"] for report in reports)
+        self._capacity = int(min(report.levels["row_capacity"] for report in reports))
         fitting = ROOM * self._capacity / max(keys, 1) * steps
         misses = sum(report.counts.get("misses", 0) for report in reports)
         wanted = fitting if misses else steps * WANTED_SECONDS / max(slowest, 1e-6)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from daskps.errors import CorruptionError, LockedError, StoreError
+from daskps.errors import CapacityError, CorruptionError, DaskpsError, LockedError, StoreError
 from daskps.ssd.format import LOCK
 
 
@@ -68,6 +68,17 @@ class Files(Protocol):
 
     def close(self) -> None:
         """Give up the lock."""
+
+
+def disk_error(files: Files, error: OSError, wanted_bytes: int, used_bytes: int) -> DaskpsError:
+    """What to raise for a write that failed."""
+    if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return StoreError(f"{files.url}: the disk refused a write: {error}")
+    free = files.free_bytes()
+    return CapacityError(
+        f"{files.url}: the disk is full: {wanted_bytes:,} bytes to write, {'unknown' if free is None else f'{free:,}'} "
+        f"free, {used_bytes:,} in use here; free space and call again: what was not written is still in memory"
+    )
 
 
 class SystemCalls:
@@ -160,7 +171,13 @@ class LocalFiles:
         self.write(partial, [text], len(text))
         self._system.sync_file(self._path(partial))
         self._system.rename(self._path(partial), self._path(name))
-        self._system.sync_folder(os.path.dirname(self._path(name)))
+        try:
+            self._system.sync_folder(os.path.dirname(self._path(name)))
+        except OSError as error:
+            raise StoreError(
+                f"{self.url}/{name}: replaced, but the folder could not be synced ({error}), so a power cut may bring "
+                "back the old one; close the store and open it again"
+            ) from error
 
     def read(self, name: str) -> bytes:
         try:
@@ -205,7 +222,7 @@ class LocalFiles:
         return found
 
     def free_bytes(self) -> int | None:
-        space = os.statvfs(self.url)
+        space = os.statvfs(self.url if os.path.isdir(self.url) else os.path.dirname(self.url))
         return space.f_bavail * space.f_frsize
 
     def descriptor(self, name: str) -> int:

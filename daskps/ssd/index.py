@@ -29,10 +29,10 @@ SLOT_BYTES = 10
 TAIL_SLOTS = 64
 LEAST_SLOTS = 16
 # A group is full at 94% and then grows by 8.5%: 10 bytes / (0.94 / 1.085) = 11.55 bytes a key right after growing.
-# Groups under 4 x SMALL keys (a million in all) grow faster, for speed.
+# Groups under 4 x SMALL keys (half a million in all) grow faster, for speed.
 FULL = 0.94
 GROWTH = 1.085
-SMALL = 1024
+SMALL = 512
 # Keys handled at once: bounds the scratch of one insert to 16 bytes x this, and keeps it in the cache.
 BATCH_KEYS = 1 << 20
 # A hand-over to the pool costs more than this many keys.

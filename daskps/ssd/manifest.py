@@ -40,6 +40,11 @@ class Snapshot:
     index_bytes: int | None  # None: no index was saved; opening rebuilds it from the keys
     index_crc32c: int | None  # of the image's head, which holds the sums of its groups
 
+    @property
+    def array_files(self) -> int:
+        """Parameter files that the arrays must reach."""
+        return max((entry.number for entry in self.files), default=-1) + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -68,13 +73,13 @@ class Manifest:
         """Every parameter file that some snapshot needs, by number."""
         return {entry.number: entry for snapshot in self.snapshots for entry in snapshot.files}
 
-    def with_snapshot(self, snapshot: Snapshot, array_files: int) -> Manifest:
+    def with_snapshot(self, snapshot: Snapshot) -> Manifest:
         """This manifest with one snapshot more."""
         return replace(
             self,
             generation=self.generation + 1,
             next_number=snapshot.number + 1,
-            array_files=max(array_files, self.array_files),
+            array_files=max(snapshot.array_files, self.array_files),
             snapshots=(*self.snapshots, snapshot),
         )
 

@@ -1,4 +1,4 @@
-"""Which virtual partition a key belongs to: by the key alone, so partitions move between nodes as folders."""
+"""Which virtual partition a key belongs to: a function of the key alone, so partitions move between nodes whole."""
 
 from __future__ import annotations
 

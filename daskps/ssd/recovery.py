@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
-from typing import TypeVar
+from collections.abc import Iterator
+from concurrent.futures import Executor
 
 import numpy as np
 
@@ -19,24 +17,29 @@ from daskps.backend.pool import ComputePool
 from daskps.errors import CorruptionError, StoreError
 from daskps.ssd import saved
 from daskps.ssd.files import Files
-from daskps.ssd.format import DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, check_sealed, chunk_names, data_array_texts
+from daskps.ssd.format import (
+    DATA_ARRAYS,
+    FORMAT,
+    MANIFEST,
+    SNAPSHOT_ARRAYS,
+    Shape,
+    check_sealed,
+    chunk_names,
+    data_array_texts,
+    group_text,
+)
 from daskps.ssd.index import KeyIndex
 from daskps.ssd.ledger import Ledger
 from daskps.ssd.manifest import Manifest, Snapshot, parse
-from daskps.ssd.shelf import ParameterFile, Shelf
+from daskps.ssd.shelf import ParameterFile, Shelf, read_ahead
 from daskps.ssd.statistics import Counters
 from daskps.ssd.stock import Stock
-from daskps.types import Floats, Keys
-
-S = TypeVar("S")
-T = TypeVar("T")
+from daskps.types import Floats, Int64s, Keys
 
 # Only names that a store makes are ever removed; whatever else someone put into the folder stays.
 _OURS = re.compile(
     r"(keys/c\.\d+|rows/c\.\d+\.0|checksums/c\.\d+|(live|index)/\d+/(zarr\.json|c\.0)|(.*/)?\w+\.json\.new)"
 )
-# Files read ahead of the one in work.
-AHEAD_FILES = 4
 
 
 def read_manifest(files: Files) -> Manifest:
@@ -46,6 +49,16 @@ def read_manifest(files: Files) -> Manifest:
             f"{files.url}: no {MANIFEST} there, so no store; check the path, or make one with Store.create"
         )
     return parse(files.url, files.read(MANIFEST))
+
+
+def write_empty(files: Files, manifest: Manifest) -> None:
+    """The metadata of a store without rows; the manifest comes last, and makes it one."""
+    files.publish("zarr.json", group_text({"format": FORMAT}))
+    for array, text in data_array_texts(manifest.shape, 0).items():
+        files.publish(f"{array}/zarr.json", text)
+    for array in SNAPSHOT_ARRAYS:
+        files.publish(f"{array}/zarr.json", group_text({}))
+    files.publish(MANIFEST, manifest.text())
 
 
 def check_metadata(files: Files, manifest: Manifest) -> None:
@@ -125,15 +138,13 @@ def scan(files: Files, shape: Shape, snapshot: Snapshot, io: Executor) -> Iterat
     bits = saved.read_live(files, snapshot)
     size = shape.file_rows // 8
 
-    def read(file: ParameterFile) -> tuple[Keys, Floats]:
-        part = bits[file.number * size : (file.number + 1) * size]
-        live = np.flatnonzero(np.unpackbits(part, bitorder="little"))
-        return shelf.keys(file)[live], shelf.rows(file)[live]
+    def contents() -> Iterator[tuple[ParameterFile, Int64s]]:
+        for entry in snapshot.files:
+            part = bits[entry.number * size : (entry.number + 1) * size]
+            live = np.flatnonzero(np.unpackbits(part, bitorder="little"))
+            yield ParameterFile(entry.number, entry.rows, checksum=entry.crc32c), live
 
-    entries = [ParameterFile(entry.number, entry.rows, checksum=entry.crc32c) for entry in snapshot.files]
-    for _, (keys, rows) in read_ahead(io, read, entries):
-        if len(keys):
-            yield keys, rows
+    return shelf.scan(contents())
 
 
 def verify(files: Files, manifest: Manifest, io: Executor, pool: ComputePool) -> int:
@@ -160,16 +171,3 @@ def verify(files: Files, manifest: Manifest, io: Executor, pool: ComputePool) ->
     shelf = Shelf(files, manifest.shape, io, threading.RLock(), Counters())
     kept = [ParameterFile(entry.number, entry.rows, checksum=entry.crc32c) for entry in manifest.kept().values()]
     return total + sum(size for _, size in read_ahead(io, shelf.check, kept))
-
-
-def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iterator[tuple[S, T]]:
-    """`call` of every item, a few at once on the I/O threads, in order."""
-    waiting: deque[tuple[S, Future[T]]] = deque()
-    for item in items:
-        waiting.append((item, io.submit(call, item)))
-        if len(waiting) > AHEAD_FILES:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    while waiting:
-        first, future = waiting.popleft()
-        yield first, future.result()

@@ -14,9 +14,10 @@ from daskps.backend.pool import ComputePool
 from daskps.errors import CorruptionError
 from daskps.ssd.checksum import crc32c
 from daskps.ssd.files import Files
-from daskps.ssd.format import bytes_array_text, check_sealed
+from daskps.ssd.format import DATA_ARRAYS, bytes_array_text, check_sealed, data_array_texts
 from daskps.ssd.index import GROUPS, SLOT_BYTES, STARTS, TAIL_SLOTS, Bytes, KeyIndex
-from daskps.ssd.manifest import Snapshot
+from daskps.ssd.manifest import FileEntry, Manifest, Snapshot, State
+from daskps.ssd.stock import Stock
 
 
 def array_names(array: str, number: int) -> tuple[str, str]:
@@ -32,6 +33,45 @@ def write_live(files: Files, number: int, bits: Bytes) -> tuple[int, int]:
     if len(bits):  # an empty array has no chunk
         sent += files.write(chunk, [bits], len(bits))
     return crc32c(bits), sent
+
+
+def write_snapshot(
+    files: Files,
+    stock: Stock,
+    pool: ComputePool,
+    manifest: Manifest,
+    snapshot_id: str,
+    state: State,
+    entries: list[FileEntry],
+    save_index: bool,
+) -> tuple[Snapshot, int]:
+    """Everything of a snapshot but the manifest, durable; returns it and the bytes sent."""
+    number = manifest.next_number
+    reach = max((entry.number for entry in entries), default=-1) + 1
+    bits = stock.ledger.snapshot_bits(reach)
+    live_crc, sent = write_live(files, number, bits)
+    names = [name for name in array_names("live", number) if len(bits) or name.endswith("json")]
+    index_bytes = index_crc = None
+    if save_index:
+        index_bytes, index_crc, more = write_index(files, number, stock.index, pool)
+        names += array_names("index", number)
+        sent += more
+    files.sync([*names, *(f"{array}/zarr.json" for array in DATA_ARRAYS)])  # and so the folders of all arrays
+    if reach > manifest.array_files:
+        for array, text in data_array_texts(stock.shape, reach).items():
+            files.publish(f"{array}/zarr.json", text)
+    snapshot = Snapshot(
+        id=snapshot_id,
+        number=number,
+        state=state,
+        live_rows=stock.ledger.live_rows,
+        files=tuple(entries),
+        live_bytes=len(bits),
+        live_crc32c=live_crc,
+        index_bytes=index_bytes,
+        index_crc32c=index_crc,
+    )
+    return snapshot, sent
 
 
 def read_live(files: Files, snapshot: Snapshot) -> Bytes:

@@ -7,10 +7,12 @@ compute pool may not. A file can be read in every state, and it outlives its rea
 from __future__ import annotations
 
 import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +23,14 @@ from daskps.ssd.files import Files
 from daskps.ssd.format import Shape, chunk_names
 from daskps.ssd.manifest import FileEntry
 from daskps.ssd.statistics import Counters
-from daskps.types import Floats, Keys
+from daskps.types import Floats, Int64s, Keys
 
 # Buffers kept for the next files; a fresh one costs its page faults (3 ms for 12 MB).
 SPARE_BUFFERS = 2
+# Files read ahead of the one in work.
+AHEAD_FILES = 4
+S = TypeVar("S")
+T = TypeVar("T")
 _NAMES = ("keys", "rows", "checksums")
 
 
@@ -188,6 +194,18 @@ class Shelf:
         data = self._read(file, 1, np.empty((self._shape.file_rows, self._shape.layout.width), np.float32))
         return data[: file.count]
 
+    def scan(self, contents: Iterable[tuple[ParameterFile, Int64s]]) -> Iterator[tuple[Keys, Floats]]:
+        """The keys and rows at the given positions of each file, a few files read ahead."""
+
+        def read(item: tuple[ParameterFile, Int64s]) -> tuple[Keys, Floats]:
+            file, live = item
+            whole = len(live) == file.count
+            keys, rows = self.keys(file), self.rows(file)
+            return (keys, rows) if whole else (keys[live], rows[live])
+
+        for _, found in read_ahead(self._io, read, ((file, live) for file, live in contents if len(live))):
+            yield found
+
     def wrong(self, file: ParameterFile, array: int, block: int) -> CorruptionError:
         """The error for a block that does not match its checksum."""
         name, size = chunk_names(file.number)[array], self._shape.block_bytes
@@ -270,6 +288,19 @@ class Shelf:
         else:
             self._buffers -= 1
         file.keys = file.rows = None
+
+
+def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iterator[tuple[S, T]]:
+    """`call` of every item, a few at once on the I/O threads, in order."""
+    waiting: deque[tuple[S, Future[T]]] = deque()
+    for item in items:
+        waiting.append((item, io.submit(call, item)))
+        if len(waiting) > AHEAD_FILES:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    while waiting:
+        first, future = waiting.popleft()
+        yield first, future.result()
 
 
 def _idle(future: Future[None] | None) -> bool:

@@ -7,17 +7,16 @@ bits or the set of files are looked at or changed, so that loads wait for neithe
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from threading import RLock
 
 import numpy as np
 
 from daskps.backend.pool import ComputePool
-from daskps.errors import CapacityError, StoreError
+from daskps.errors import CapacityError
 from daskps.ssd.compaction import HARD
-from daskps.ssd.files import Files
+from daskps.ssd.files import Files, disk_error
 from daskps.ssd.format import KEY_BYTES
 from daskps.ssd.index import ABSENT, KeyIndex
 from daskps.ssd.ledger import Ledger
@@ -27,8 +26,6 @@ from daskps.ssd.reader import by_file, read_rows, sort_requests
 from daskps.ssd.shelf import ParameterFile, Shelf
 from daskps.ssd.statistics import Counters
 from daskps.types import Bools, Floats, Keys
-
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Stock:
@@ -90,9 +87,7 @@ class Stock:
             for file, _ in contents:
                 self.shelf.pin(file)
         try:
-            for file, live in contents:
-                if len(live):
-                    yield self.shelf.keys(file)[live], self.shelf.rows(file)[live]
+            yield from self.shelf.scan(contents)
         finally:
             for file, _ in contents:
                 self.shelf.unpin(file)
@@ -169,17 +164,6 @@ class Stock:
             files_bytes = sum(map(self.shape.data_bytes, rows.values()))
             return files_bytes + self.shelf.leaving_bytes + saved_bytes + len(self._manifest.text())
 
-    def disk_error(self, error: OSError, wanted_bytes: int) -> Exception:
-        """What to raise for a write that failed."""
-        if error.errno not in _NO_SPACE:
-            return StoreError(f"{self._files.url}: the disk refused a write: {error}")
-        free = self._files.free_bytes()
-        return CapacityError(
-            f"{self._files.url}: the disk is full: {wanted_bytes:,} bytes to write, "
-            f"{'unknown' if free is None else f'{free:,}'} free, {self.disk_bytes:,} in use here; free space and call "
-            "again: nothing is lost, what was not written is still in memory"
-        )
-
     # ---- inside
 
     def _stage(self, keys: Keys, rows: Floats) -> int:
@@ -246,7 +230,7 @@ class Stock:
         self._drop_empty()
         self.shelf.sweep()
         for file in list(self._full):
-            if file.writing is None and file in self._full:
+            if (file.writing is None or _failed(file.writing)) and file in self._full:
                 self._check_budget()
                 self.shelf.write(file)
         self._drain(self._options.unwritten_files)
@@ -261,7 +245,7 @@ class Stock:
                 file.writing.result()
             except OSError as error:
                 file.writing = None  # tried again by the next change
-                raise self.disk_error(error, self.shape.data_bytes(file.count)) from error
+                raise disk_error(self._files, error, self.shape.data_bytes(file.count), self.disk_bytes) from error
             self._full.pop(0)
 
     def _drop_empty(self) -> None:
@@ -289,6 +273,10 @@ class Stock:
                 f"{self._files.url}: {wanted:,} bytes wanted, the disk budget is {budget:,}; live rows take {live:,}, "
                 f"{len(self._manifest.snapshots)} snapshots the rest: drop snapshots, delete keys, or raise disk_bytes"
             )
+
+
+def _failed(future: Future[None]) -> bool:
+    return future.done() and future.exception() is not None
 
 
 def _done(file: ParameterFile) -> bool:

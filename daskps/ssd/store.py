@@ -19,18 +19,9 @@ from daskps.backend.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, SnapshotError, StoreError
 from daskps.ssd import recovery, saved
 from daskps.ssd.compaction import HALF, Compactor
-from daskps.ssd.files import Files
-from daskps.ssd.format import (
-    BLOCK_BYTES,
-    DATA_ARRAYS,
-    MANIFEST,
-    SNAPSHOT_ARRAYS,
-    Shape,
-    data_array_texts,
-    default_file_rows,
-    group_text,
-)
-from daskps.ssd.manifest import FileEntry, Manifest, Snapshot, State
+from daskps.ssd.files import Files, disk_error
+from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
+from daskps.ssd.manifest import Manifest, Snapshot, State
 from daskps.ssd.options import Options
 from daskps.ssd.statistics import Counters, Statistics
 from daskps.ssd.stock import Stock
@@ -79,20 +70,17 @@ class Store:
     ) -> Store:
         """A new, empty store at `path`: a folder, any fsspec URL, or a Zarr store."""
         files = files_at(path)
-        shape = Shape(layout, file_rows or default_file_rows(layout), block_bytes)
-        files.make([*DATA_ARRAYS, *SNAPSHOT_ARRAYS])
-        files.lock()
+        manifest = Manifest(Shape(layout, file_rows or default_file_rows(layout), block_bytes))
         try:
+            files.make([*DATA_ARRAYS, *SNAPSHOT_ARRAYS])
+            files.lock()
             if files.size(MANIFEST) >= 0:
                 raise StoreError(f"{files.url}: there is a store already; open it, or choose another path")
-            manifest = Manifest(shape)
-            files.publish("zarr.json", group_text({"format": "daskps-ssd"}))
-            for array, text in data_array_texts(shape, 0).items():
-                files.publish(f"{array}/zarr.json", text)
-            for array in SNAPSHOT_ARRAYS:
-                files.publish(f"{array}/zarr.json", group_text({}))
-            files.publish(MANIFEST, manifest.text())
+            recovery.write_empty(files, manifest)
             return cls(files, manifest, pool, options or Options(), io, read_only=False)._begin(None, False)
+        except OSError as error:
+            files.close()
+            raise disk_error(files, error, len(manifest.text()), 0) from error
         except BaseException:
             files.close()
             raise
@@ -241,7 +229,7 @@ class Store:
         with self._writer:
             self._ready()
             if self._manifest.snapshot(snapshot_id).state == "prepared":
-                self._publish(self._manifest.confirmed(snapshot_id))
+                self._replace(self._manifest.confirmed(snapshot_id))
 
     def discard(self, snapshot_id: str) -> None:
         """Give up a prepared snapshot."""
@@ -324,49 +312,31 @@ class Store:
                 save_index = self._unsaved_bytes >= self._stock.index.memory_bytes
             number = self._manifest.next_number
             try:
-                snapshot, array_files = self._write_snapshot(snapshot_id, number, entries, save_index, state)
-                self._publish(self._manifest.with_snapshot(snapshot, array_files))
+                snapshot, sent = saved.write_snapshot(
+                    self._files, self._stock, self._pool, self._manifest, snapshot_id, state, entries, save_index
+                )
+                self._publish(self._manifest.with_snapshot(snapshot))
+                self._counters.written_bytes += sent
             except OSError as error:
                 recovery.remove_saved(self._files, number)
-                raise self._stock.disk_error(error, self._stock.index.memory_bytes) from error
+                raise disk_error(self._files, error, self._stock.index.memory_bytes, self.disk_bytes) from error
             if save_index:
                 self._unsaved_bytes = 0
             return snapshot
 
-    def _write_snapshot(
-        self, snapshot_id: str, number: int, entries: list[FileEntry], save_index: bool, state: State
-    ) -> tuple[Snapshot, int]:
-        """Everything of a snapshot but the manifest, durable."""
-        array_files = max((entry.number for entry in entries), default=-1) + 1
-        bits = self._stock.ledger.snapshot_bits(array_files)
-        live_crc, sent = saved.write_live(self._files, number, bits)
-        names = [name for name in saved.array_names("live", number) if len(bits) or name.endswith("json")]
-        index_bytes = index_crc = None
-        if save_index:
-            index_bytes, index_crc, more = saved.write_index(self._files, number, self._stock.index, self._pool)
-            names += saved.array_names("index", number)
-            sent += more
-        self._files.sync([*names, *(f"{array}/zarr.json" for array in DATA_ARRAYS)])  # and so all folders
-        if array_files > self._manifest.array_files:
-            for array, text in data_array_texts(self.shape, array_files).items():
-                self._files.publish(f"{array}/zarr.json", text)
-        self._counters.written_bytes += sent
-        snapshot = Snapshot(
-            id=snapshot_id,
-            number=number,
-            state=state,
-            live_rows=self._stock.ledger.live_rows,
-            files=tuple(entries),
-            live_bytes=len(bits),
-            live_crc32c=live_crc,
-            index_bytes=index_bytes,
-            index_crc32c=index_crc,
-        )
-        return snapshot, array_files
+    def _replace(self, manifest: Manifest) -> None:
+        try:
+            self._publish(manifest)
+        except OSError as error:
+            raise disk_error(self._files, error, len(manifest.text()), self.disk_bytes) from error
 
     def _publish(self, manifest: Manifest) -> None:
         text = manifest.text()
-        self._files.publish(MANIFEST, text)
+        try:
+            self._files.publish(MANIFEST, text)
+        except StoreError as error:  # it may or may not be there: only opening again tells
+            self._failure = error
+            raise
         self._counters.written_bytes += len(text)
         self._manifest = manifest
         self._stock.adopt(manifest)
@@ -375,10 +345,7 @@ class Store:
         with self._writer:
             self._ready()
             before = self._manifest
-            try:
-                self._publish(before.without(ids))
-            except OSError as error:
-                raise self._stock.disk_error(error, len(before.text())) from error
+            self._replace(before.without(ids))
             for snapshot in before.snapshots:
                 if snapshot.id in ids:
                     recovery.remove_saved(self._files, snapshot.number)

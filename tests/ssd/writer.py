@@ -1,0 +1,63 @@
+"""A process to be killed: for every line on stdin it forks a child that opens the store and goes on writing for ever.
+
+What is written in step n depends on n alone, so whoever reads snapshot n knows what must be in it. The child tells of
+every commit that has returned. Forking is quick, which makes hundreds of kills affordable; the parent has no threads.
+"""
+
+import os
+import sys
+
+import numpy as np
+from helpers import LAYOUT
+
+from daskps.backend.pool import ComputePool
+from daskps.ssd import Options, Store
+
+KEYS = 3000
+FILE_ROWS = 512
+
+
+def step(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keys and rows that step `number` appends, and keys that it deletes then."""
+    rng = np.random.default_rng(number)
+    keys = rng.integers(0, KEYS, 1500).astype(np.uint64)
+    rows = rng.integers(0, 2**32, (len(keys), LAYOUT.width), np.uint32).view(np.float32)
+    return keys, rows, rng.integers(0, KEYS, 40).astype(np.uint64)
+
+
+def number_of(store: Store) -> int:
+    """The step that the store's newest confirmed snapshot holds."""
+    return max((int(snapshot.id) for snapshot in store.snapshots() if snapshot.state == "confirmed"), default=0)
+
+
+def write(path: str) -> None:
+    """Append, delete, commit, drop and compact until killed."""
+    print(os.getpid(), flush=True)
+    store = Store.open(path, pool=ComputePool(2), options=Options(compact_above=1.2))
+    number = number_of(store)
+    store.settle(str(number) if number else None)
+    print("open", flush=True)
+    while True:
+        number += 1
+        keys, rows, deleted = step(number)
+        store.append(keys, rows)
+        store.delete(deleted)
+        if number % 2:
+            store.prepare(str(number), save_index=number % 3 == 0)
+            store.settle(str(number))
+        else:
+            store.commit(str(number), save_index=number % 3 == 0)
+        print(number, flush=True)
+        if number % 4 == 0:
+            store.compact(0.3)
+        for snapshot in store.snapshots()[:-2]:
+            store.drop(snapshot.id)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            write(line.strip())
+        os.waitpid(child, 0)
+        print("end", flush=True)
