@@ -115,5 +115,17 @@ DEVICE uint64_t mix64(uint64_t x) {
     return x;
 }
 
+#if ON_CPU
+// A share's items in blocks of at most BLOCK, so that their keys are mixed in whole vectors.
+static const int64_t BLOCK = 256;
+DEVICE void mix_block(const uint64_t* keys, int64_t count, uint64_t salt, uint64_t* mixed) {
+    _Pragma("omp simd") for (int64_t j = 0; j < count; ++j) mixed[j] = mix64(keys[j] ^ salt);
+}
+#define FOR_BLOCKS(start, count, n)                                                                                  \
+    for (int64_t start = (n) * share_index / share_count, start##_end = (n) * (share_index + 1) / share_count;        \
+         start < start##_end; start += BLOCK)                                                                        \
+        if (const int64_t count = start##_end - start < BLOCK ? start##_end - start : BLOCK; true)
+#endif
+
 // One of `parts` by the high bits of a mixed key.
 DEVICE int64_t part_of(uint64_t mixed, int64_t parts) { return (int64_t)(((mixed >> 32) * (uint64_t)parts) >> 32); }

@@ -36,13 +36,14 @@ template <int MAX>
 DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_t* sums, int32_t* status SHARE_PARAMETERS) {
     const Range range = balanced_rows(g.starts, touched_count SHARE);
     const int64_t ahead_end = g.starts[range.last];
-    int32_t bad = 0;
+    Findings<MAX> findings;
+    clear_findings<MAX>(findings);
     for (int64_t t = range.first; t < range.last; ++t) {
         uint64_t sum[MAX];
-        bad |= sum_occurrences<MAX>(D, g, g.starts[t], g.starts[t + 1], ahead_end, sum);
+        sum_occurrences<MAX>(D, g, g.starts[t], g.starts[t + 1], ahead_end, sum, findings);
         FOR_DIMS(d, k) sums[t * D + d] = (int64_t)sum[k];
     }
-    if (bad) ATOMIC_OR(status, bad);
+    if (const int32_t bad = status_of<MAX>(findings)) ATOMIC_OR(status, bad);
 }
 
 template <int MAX>
@@ -50,17 +51,18 @@ DEVICE void update_rows(int32_t D, const Gradient& g, const Optimizer& o, const 
                         int32_t width, float* rows, int32_t* status SHARE_PARAMETERS) {
     const Range range = balanced_rows(g.starts, touched_count SHARE);
     const int64_t ahead_end = g.starts[range.last];
-    int32_t bad = 0;
+    Findings<MAX> findings;
+    clear_findings<MAX>(findings);
     for (int64_t t = range.first; t < range.last; ++t) {
         if (t + 8 < range.last) {
             const float* ahead = rows + (int64_t)touched[t + 8] * width;
             PREFETCH_RUN(ahead, width);
         }
         uint64_t sum[MAX];
-        bad |= sum_occurrences<MAX>(D, g, g.starts[t], g.starts[t + 1], ahead_end, sum);
-        bad |= update_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum);
+        sum_occurrences<MAX>(D, g, g.starts[t], g.starts[t + 1], ahead_end, sum, findings);
+        update_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum, findings);
     }
-    if (bad) ATOMIC_OR(status, bad);
+    if (const int32_t bad = status_of<MAX>(findings)) ATOMIC_OR(status, bad);
 }
 
 // touched (touched_count,): rows of this shard; rows (row_count, width)
@@ -68,7 +70,8 @@ CPU_KERNEL(gradient_update, const Source* sources, int32_t source_count, int32_t
            const int32_t* touched, int64_t touched_count, const int32_t* starts, const int32_t* bags,
            const float* coefficients, int32_t kind, float learning_rate, float epsilon, float beta1, float beta2,
            float l1, float l2, float clip, double factor, int32_t dim, int32_t width, float* rows, int32_t* status) {
-    const Gradient gradient = {sources, source_count, slots, stride, column, starts, bags, coefficients};
+    const Gradient gradient =
+        make_gradient(sources, source_count, slots, stride, column, starts, bags, coefficients, dim);
     const Optimizer optimizer = {kind, learning_rate, epsilon, beta1, beta2, l1, l2, clip, factor};
     WITH_DIMENSION(dim, update_rows, gradient, optimizer, touched, touched_count, width, rows, status SHARE);
 }
@@ -78,21 +81,23 @@ CPU_KERNEL(gradient_update, const Source* sources, int32_t source_count, int32_t
 template <int MAX>
 DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_t* sums, int32_t* status) {
     const int64_t n = g.starts[touched_count];
+    Findings<MAX> findings;
+    clear_findings<MAX>(findings);
     FOR_TILES(run, (n + RUN - 1) / RUN) {
         int64_t first = run * RUN;
         const int64_t last = first + RUN < n ? first + RUN : n;
         for (int64_t t = row_holding(g.starts, touched_count, first); first < last; ++t) {
             const int64_t end = g.starts[t + 1] < last ? g.starts[t + 1] : last;
             uint64_t sum[REGISTERS(MAX)];
-            int32_t bad = sum_occurrences<MAX>(D, g, first, end, 0, sum);
+            sum_occurrences<MAX>(D, g, first, end, 0, sum, findings);
             FOR_DIMS_IN_TURN(d, k) {
                 const uint64_t before = atomicAdd((uint64_t*)sums + t * D + d, sum[k]);
-                if (sum_too_large(before + sum[k])) bad |= BAD_SUM;
+                if (sum_too_large(before + sum[k])) findings.status = BAD_SUM;
             }
-            if (bad) ATOMIC_OR(status, bad);
             first = end;
         }
     }
+    if (const int32_t bad = status_of<MAX>(findings)) ATOMIC_OR(status, bad);
 }
 #endif
 
@@ -100,19 +105,27 @@ DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_
 KERNEL(gradient_sum, const Source* sources, int32_t source_count, int32_t slots, int64_t stride, int64_t column,
        int64_t touched_count, const int32_t* starts, const int32_t* bags, const float* coefficients, int32_t dim,
        int64_t* sums, int32_t* status) {
-    const Gradient gradient = {sources, source_count, slots, stride, column, starts, bags, coefficients};
+    const Gradient gradient =
+        make_gradient(sources, source_count, slots, stride, column, starts, bags, coefficients, dim);
     WITH_DIMENSION(dim, sum_rows, gradient, touched_count, sums, status SHARE);
 }
 
 template <int MAX>
 DEVICE void apply_rows(int32_t D, const Optimizer& o, const int64_t* sums, const int32_t* touched, int64_t touched_count,
                        int32_t width, float* rows, int32_t* status SHARE_PARAMETERS) {
+    Findings<MAX> findings;
+    clear_findings<MAX>(findings);
     FOR_TILES(t, touched_count) {
+#if ON_CPU
+        if (t + 8 < t_end) {
+            PREFETCH_RUN(rows + (int64_t)touched[t + 8] * width, width);
+        }
+#endif
         uint64_t sum[REGISTERS(MAX)];
         FOR_DIMS(d, k) sum[k] = (uint64_t)sums[t * D + d];
-        const int32_t bad = update_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum);
-        if (bad) ATOMIC_OR(status, bad);
+        update_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum, findings);
     }
+    if (const int32_t bad = status_of<MAX>(findings)) ATOMIC_OR(status, bad);
 }
 
 KERNEL(gradient_apply, const int64_t* sums, const int32_t* touched, int64_t touched_count, int32_t kind,

@@ -16,9 +16,10 @@ enum { CHUNK = 1024 };
 #define FIXED_RANGE_BITS 0x4330000000000000ull
 #define FIXED_SUM_LIMIT ((uint64_t)1 << 61)
 
-// Where the range test of register k is collected: beside it on the CPU, so that vectors need no reduction; in one
+// Where findings about register k are collected: beside it on the CPU, so that vectors need no reduction; in one
 // register on the GPU.
-#define WRONG(k) (ON_CPU ? (k) : 0)
+#define FOUND(k) (ON_CPU ? (k) : 0)
+#define COLLECTED(dims) (ON_CPU ? (dims) : 1)
 
 struct Source {       // the gradient of the pooled output on one device
     uint64_t values;  // address of float[examples][stride]
@@ -26,6 +27,7 @@ struct Source {       // the gradient of the pooled output on one device
 };
 
 struct Gradient {
+    const float* values;    // where one device has it all, bag after bag, else null
     const Source* sources;  // (source_count,) in the order of their bags
     int32_t source_count, slots;
     int64_t stride, column;
@@ -34,7 +36,15 @@ struct Gradient {
     const float* coefficients;  // (occurrences,) or null: all one
 };
 
+DEVICE Gradient make_gradient(const Source* sources, int32_t source_count, int32_t slots, int64_t stride, int64_t column,
+                              const int32_t* starts, const int32_t* bags, const float* coefficients, int32_t D) {
+    const bool plain = source_count == 1 && stride == (int64_t)slots * D;
+    const float* values = plain ? (const float*)sources->values + column : (const float*)0;
+    return {values, sources, source_count, slots, stride, column, starts, bags, coefficients};
+}
+
 DEVICE const float* bag_gradient(const Gradient& g, int64_t bag, int32_t D) {
+    if (g.values) return g.values + bag * D;
     int32_t source = 0;
     while (source + 1 < g.source_count && bag >= g.sources[source + 1].first_bag) ++source;
     const int64_t local = bag - g.sources[source].first_bag;
@@ -62,30 +72,50 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
             FOR_DIMS(d, k) {
                 const uint64_t bits = DOUBLE_BITS((double)(coefficient * values[d]) * FIXED_ONE + FIXED_MAGIC);
                 sum[k] += bits;
-                wrong[WRONG(k)] |= bits ^ FIXED_RANGE_BITS;
+                wrong[FOUND(k)] |= bits ^ FIXED_RANGE_BITS;
             }
         } else {
             FOR_DIMS(d, k) {
                 const uint64_t bits = DOUBLE_BITS((double)values[d] * FIXED_ONE + FIXED_MAGIC);
                 sum[k] += bits;
-                wrong[WRONG(k)] |= bits ^ FIXED_RANGE_BITS;
+                wrong[FOUND(k)] |= bits ^ FIXED_RANGE_BITS;
             }
         }
     }
 }
 
-// The sum over occurrences [first, last) into `sum`; returns status bits.
+// What went wrong with the rows of a thread: collected without a branch, looked at once by `status_of`.
 template <int MAX>
-DEVICE int32_t sum_occurrences(int32_t D, const Gradient& g, int64_t first, int64_t last, int64_t ahead_end,
-                               uint64_t* sum) {
-    uint64_t wrong[WRONG(MAX - 1) + 1], high = 0;
-    int32_t status = 0;
-    FOR_DIMS(d, k) sum[k] = wrong[WRONG(k)] = 0;
+struct Findings {
+    uint64_t wrong[COLLECTED(MAX)];    // of contributions: the range test
+    uint32_t largest[COLLECTED(MAX)];  // of new embeddings: magnitude's bits, of which infinity and NaN are the largest
+    int32_t status;
+};
+
+template <int MAX>
+DEVICE void clear_findings(Findings<MAX>& f) {
+    for (int k = 0; k < COLLECTED(MAX); ++k) f.wrong[k] = 0;
+    for (int k = 0; k < COLLECTED(MAX); ++k) f.largest[k] = 0;
+    f.status = 0;
+}
+
+template <int MAX>
+DEVICE int32_t status_of(const Findings<MAX>& f) {
+    uint64_t wrong = 0;
+    uint32_t largest = 0;
+    for (int k = 0; k < COLLECTED(MAX); ++k) wrong |= f.wrong[k];
+    for (int k = 0; k < COLLECTED(MAX); ++k) largest = f.largest[k] > largest ? f.largest[k] : largest;
+    return f.status | (wrong >> 52 ? BAD_CONTRIBUTION : 0) | (largest >= 0x7f800000u ? BAD_ROW : 0);
+}
+
+// The sum over occurrences [first, last) into `sum`.
+template <int MAX>
+DEVICE void sum_occurrences(int32_t D, const Gradient& g, int64_t first, int64_t last, int64_t ahead_end, uint64_t* sum,
+                            Findings<MAX>& findings) {
+    FOR_DIMS(d, k) sum[k] = 0;
     for (int64_t chunk = first; chunk < last; chunk += CHUNK) {
         const int64_t end = chunk + CHUNK < last ? chunk + CHUNK : last;
-        add_chunk<MAX>(D, g, chunk, end, ahead_end, sum, wrong);
-        if (last - first > CHUNK) FOR_DIMS_IN_TURN(d, k) if (sum_too_large(sum[k])) status = BAD_SUM;
+        add_chunk<MAX>(D, g, chunk, end, ahead_end, sum, findings.wrong);
+        if (last - first > CHUNK) FOR_DIMS_IN_TURN(d, k) if (sum_too_large(sum[k])) findings.status = BAD_SUM;
     }
-    FOR_DIMS_IN_TURN(d, k) high |= wrong[WRONG(k)];
-    return high >> 52 ? status | BAD_CONTRIBUTION : status;
 }

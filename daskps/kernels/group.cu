@@ -2,7 +2,7 @@
 // for each its occurrences in their order. Only rows [first_row, first_row + row_count) count: a shard's own.
 // A row range is cut into parts of 2^shift rows, whose counters stay in cache:
 //   group_count    how many occurrences of each share go to each part
-//   group_deal     (row, bag, coefficient) of each occurrence, part by part
+//   group_deal     row and bag of each occurrence in one word, and its coefficient, part by part
 //   group_sort     within a part: a bit per row gives the touched rows in order, a counter per row their places
 //   group_join     the parts' lists of touched rows, closed up
 #include "pooling.cuh"
@@ -62,7 +62,7 @@ DEVICE int64_t bag_holding(const int64_t* offsets, int64_t bags, int64_t occurre
 // The dealt lists are grouped by part; coefficients are null where all are one.
 CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets, int64_t bags, const float* weights,
            int32_t pooling, int32_t first_row, int32_t row_count, int32_t shift, int64_t parts, int32_t* next,
-           int32_t* dealt_rows, int32_t* dealt_bags, float* dealt_coefficients) {
+           uint64_t* dealt, float* dealt_coefficients) {
     int32_t* mine = next + share_index * parts;
     int64_t bag = bag_holding(offsets, bags, n * share_index / share_count);
     FOR_ITEMS(i, n) {
@@ -70,8 +70,7 @@ CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets,
         const uint32_t row = (uint32_t)row_of[i] - (uint32_t)first_row;
         if (row >= (uint32_t)row_count) continue;
         const int32_t place = mine[row >> shift]++;
-        dealt_rows[place] = (int32_t)row;
-        dealt_bags[place] = (int32_t)bag;
+        dealt[place] = (uint64_t)row << 32 | (uint64_t)bag;
         if (dealt_coefficients) dealt_coefficients[place] = occurrence_coefficient(offsets, bag, weights, i, pooling);
     }
 }
@@ -79,8 +78,8 @@ CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets,
 // counters (shares, 2^shift), marks (shares, 2^shift / 64): zeroed, and left so. Part p writes its touched rows and their
 // starts from place part_starts[p] on, and says how many in touched_counts.
 CPU_KERNEL(group_sort, const int32_t* part_starts, int64_t parts, int32_t shift, int64_t* next_part, int32_t* counters,
-           uint64_t* marks, const int32_t* dealt_rows, const int32_t* dealt_bags, const float* dealt_coefficients,
-           int32_t* touched, int32_t* starts, int32_t* touched_counts, int32_t* bags, float* coefficients) {
+           uint64_t* marks, const uint64_t* dealt, const float* dealt_coefficients, int32_t* touched, int32_t* starts,
+           int32_t* touched_counts, int32_t* bags, float* coefficients) {
     const int64_t range = (int64_t)1 << shift, words = (range + 63) / 64;
     int32_t* const counter = counters + share_index * range;
     uint64_t* const mark = marks + share_index * words;
@@ -88,7 +87,7 @@ CPU_KERNEL(group_sort, const int32_t* part_starts, int64_t parts, int32_t shift,
         const int32_t first = part_starts[part], last = part_starts[part + 1];
         const int32_t base = (int32_t)(part << shift);
         for (int32_t i = first; i < last; ++i) {
-            const int32_t row = dealt_rows[i] - base;
+            const int32_t row = (int32_t)(dealt[i] >> 32) - base;
             mark[row >> 6] |= (uint64_t)1 << (row & 63);
             ++counter[row];
         }
@@ -105,8 +104,8 @@ CPU_KERNEL(group_sort, const int32_t* part_starts, int64_t parts, int32_t shift,
             mark[word] = 0;
         }
         for (int32_t i = first; i < last; ++i) {
-            const int32_t at = counter[dealt_rows[i] - base]++;
-            bags[at] = dealt_bags[i];
+            const int32_t at = counter[(int32_t)(dealt[i] >> 32) - base]++;
+            bags[at] = (int32_t)dealt[i];
             if (coefficients) coefficients[at] = dealt_coefficients[i];
         }
         for (int32_t i = first; i < found; ++i) counter[touched[i] - base] = 0;

@@ -25,12 +25,16 @@ DEVICE float sum_of_squares(int32_t D, const float* g) {
 #if ON_CPU
     float part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int d = 0;
-    for (; d + 8 <= D; d += 8)
-        for (int j = 0; j < 8; ++j) part[j] += g[d + j] * g[d + j];
+    for (; d + 8 <= D; d += 8) {
+        _Pragma("omp simd") for (int j = 0; j < 8; ++j) part[j] += g[d + j] * g[d + j];
+    }
     for (int j = 0; d + j < D; ++j) part[j] += g[d + j] * g[d + j];
-    for (int half = 4; half; half /= 2)
-        for (int j = 0; j < half; ++j) part[j] += part[j + half];
-    return part[0];
+    typedef float Four __attribute__((vector_size(16)));
+    Four low, high;
+    __builtin_memcpy(&low, part, sizeof low);
+    __builtin_memcpy(&high, part + 4, sizeof high);
+    low += high;
+    return (low[0] + low[2]) + (low[1] + low[3]);
 #else
     float part = 0;
     FOR_DIMS_IN_TURN(d, k) part += g[k] * g[k];
@@ -97,9 +101,9 @@ DEVICE void ftrl_row(int32_t D, const Optimizer& o, float* row, const float* g) 
     }
 }
 
-// One step of one row by its gradient, which is changed on the way; returns status bits.
+// One step of one row by its gradient, which is changed on the way.
 template <int MAX>
-DEVICE int32_t step_row(int32_t D, const Optimizer& o, float* row, float* g) {
+DEVICE void step_row(int32_t D, const Optimizer& o, float* row, float* g, Findings<MAX>& findings) {
     if (o.clip > 0) {
         const float norm = SQRT_FLOAT(sum_of_squares<MAX>(D, g));
         const float scale = norm > o.clip ? o.clip / norm : 1.0f;
@@ -113,18 +117,16 @@ DEVICE int32_t step_row(int32_t D, const Optimizer& o, float* row, float* g) {
         case ADAM: adam_row<MAX>(D, o, row, g); break;
         default: ftrl_row<MAX>(D, o, row, g);
     }
-    uint32_t largest = 0;  // of the magnitudes' bits: infinity and NaN are the largest ones
-    FOR_DIMS_IN_TURN(d, k) {
+    FOR_DIMS(d, k) {
         const uint32_t magnitude = FLOAT_BITS(row[d]) & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
+        findings.largest[FOUND(k)] = magnitude > findings.largest[FOUND(k)] ? magnitude : findings.largest[FOUND(k)];
     }
-    return largest >= 0x7f800000u ? BAD_ROW : 0;
 }
 
-// One step of one row by the sum of its contributions; returns status bits.
+// One step of one row by the sum of its contributions.
 template <int MAX>
-DEVICE int32_t update_row(int32_t D, const Optimizer& o, float* row, const uint64_t* sum) {
+DEVICE void update_row(int32_t D, const Optimizer& o, float* row, const uint64_t* sum, Findings<MAX>& findings) {
     float g[REGISTERS(MAX)];
     FOR_DIMS(d, k) g[k] = (float)((double)(int64_t)sum[k] * o.factor);
-    return step_row<MAX>(D, o, row, g);
+    step_row<MAX>(D, o, row, g, findings);
 }

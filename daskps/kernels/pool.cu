@@ -4,6 +4,7 @@
 #include "shard.cuh"
 
 struct PoolArguments {
+    const float* rows;  // where one shard holds them all, else null
     const Shard* shards;
     int32_t shard_count, width, slots, pooling;
     const int32_t* row_of;
@@ -14,6 +15,10 @@ struct PoolArguments {
     int64_t stride;
 };
 
+DEVICE const float* pool_row(const PoolArguments& a, int32_t row) {
+    return a.rows ? a.rows + (int64_t)row * a.width : row_address(a.shards, a.shard_count, row, a.width);
+}
+
 template <int MAX>
 DEVICE void pool_bag(int32_t D, const PoolArguments& a, int64_t bag, int64_t last_occurrence) {
     float sum[REGISTERS(MAX)];
@@ -22,12 +27,12 @@ DEVICE void pool_bag(int32_t D, const PoolArguments& a, int64_t bag, int64_t las
     for (int64_t i = first; i < last; ++i) {
 #if ON_CPU
         if (i + AHEAD < last_occurrence && a.row_of[i + AHEAD] >= 0) {
-            const float* ahead = row_address(a.shards, a.shard_count, a.row_of[i + AHEAD], a.width);
+            const float* ahead = pool_row(a, a.row_of[i + AHEAD]);
             PREFETCH_RUN(ahead, D);
         }
 #endif
         if (a.row_of[i] < 0) continue;
-        const float* row = row_address(a.shards, a.shard_count, a.row_of[i], a.width);
+        const float* row = pool_row(a, a.row_of[i]);
         if (a.weights) {
             const float weight = a.weights[i];
             FOR_DIMS(d, k) sum[k] += weight * row[d];
@@ -54,7 +59,8 @@ DEVICE void pool_bags(int32_t D, const PoolArguments& a SHARE_PARAMETERS) {
 KERNEL(pool_forward, const Shard* shards, int32_t shard_count, int32_t width, int32_t dim, const int32_t* row_of,
        const int64_t* offsets, int64_t bags, int32_t slots, const float* weights, int32_t pooling, float* out,
        int64_t stride, int64_t column) {
-    const PoolArguments arguments = {shards,  shard_count, width,   slots,        pooling, row_of,
-                                     offsets, bags,        weights, out + column, stride};
+    const float* rows = shard_count == 1 ? (const float*)shards->rows : (const float*)0;
+    const PoolArguments arguments = {rows,   shards,  shard_count, width,   slots,        pooling,
+                                     row_of, offsets, bags,        weights, out + column, stride};
     WITH_DIMENSION(dim, pool_bags, arguments SHARE);
 }

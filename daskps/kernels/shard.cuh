@@ -2,7 +2,9 @@
 #pragma once
 #include "dialect.cuh"
 
-#define AHEAD 16  // slots asked for ahead of use on the CPU: about one DRAM latency
+#define AHEAD 16  // slots and rows asked for ahead of use on the CPU: about one DRAM latency
+#define SLOT_SALT 0x9e3779b97f4a7c15ull
+#define SHARD_SALT 0xd1b54a32d192ed03ull
 
 struct Slot {
     uint64_t key;
@@ -19,17 +21,15 @@ struct Shard {
 };
 
 DEVICE int64_t home_slot(uint64_t key, int64_t capacity) {
-    return (int64_t)MULTIPLY_HIGH(mix64(key ^ 0x9e3779b97f4a7c15ull), (uint64_t)capacity);
+    return (int64_t)MULTIPLY_HIGH(mix64(key ^ SLOT_SALT), (uint64_t)capacity);
 }
 
 DEVICE int64_t shard_of(uint64_t key, int32_t shard_count) {
-    return shard_count == 1 ? 0 : part_of(mix64(key ^ 0xd1b54a32d192ed03ull), shard_count);
+    return shard_count == 1 ? 0 : part_of(mix64(key ^ SHARD_SALT), shard_count);
 }
 
-DEVICE int32_t find_row(const Shard& shard, uint64_t key) {
-    if (shard.capacity == 0) return -1;
+DEVICE int32_t find_row(const Shard& shard, uint64_t key, int64_t slot) {
     const Slot* slots = (const Slot*)shard.slots;
-    int64_t slot = home_slot(key, shard.capacity);
     for (int64_t probes = 0; probes < shard.capacity; ++probes) {
         if (slots[slot].row < 0) return -1;
         if (slots[slot].key == key) return slots[slot].row;

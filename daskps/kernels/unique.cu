@@ -22,7 +22,11 @@ DEVICE int64_t top_bits(uint64_t mixed, int32_t bits) { return (int64_t)(mixed >
 // counts (shares, parts), zeroed
 CPU_KERNEL(unique_count, const uint64_t* keys, int64_t n, int32_t bits, int32_t* counts) {
     int32_t* mine = counts + (share_index << bits);
-    FOR_ITEMS(i, n) ++mine[top_bits(mix64(keys[i]), bits)];
+    uint64_t block[BLOCK];
+    FOR_BLOCKS(start, count, n) {
+        mix_block(keys + start, count, 0, block);
+        for (int64_t j = 0; j < count; ++j) ++mine[top_bits(block[j], bits)];
+    }
 }
 
 // counts become each share's next place in each part; part_starts (parts + 1)
@@ -50,23 +54,33 @@ CPU_KERNEL(unique_deal, const uint64_t* keys, int64_t n, int32_t bits, const int
     const int64_t parts = (int64_t)1 << bits;
     int32_t* next = cursors + share_index * parts;
     for (int64_t part = 0; part < parts; ++part) next[part] = places[share_index * parts + part];
-    FOR_ITEMS(i, n) {
-        const uint64_t key = mix64(keys[i]);
-        mixed[next[top_bits(key, bits)]++] = key;
+    uint64_t block[BLOCK];
+    FOR_BLOCKS(start, count, n) {
+        mix_block(keys + start, count, 0, block);
+        for (int64_t j = 0; j < count; ++j) mixed[next[top_bits(block[j], bits)]++] = block[j];
     }
 }
 
-DEVICE void number_new(int32_t* table, uint64_t mask, const uint64_t* distinct, int32_t count) {
-    for (uint64_t slot = 0; slot <= mask; ++slot) table[slot] = 0;
-    for (int32_t number = 0; number < count; ++number) {
-        uint64_t slot = distinct[number] & mask;
+DEVICE void fill_table(int32_t* table, uint64_t mask, const uint64_t* distinct, int32_t count) {
+    __builtin_memset(table, 0, (mask + 1) * sizeof *table);
+    for (int32_t number = 1; number <= count; ++number) {
+        uint64_t slot = distinct[number - 1] & mask;
         while (table[slot]) slot = (slot + 1) & mask;
-        table[slot] = number + 1;
+        table[slot] = number;
     }
 }
 
-// tables (shares, table_slots) with table_slots a power of two of at least twice the largest part; a table starts at a
-// quarter of its part's keys and grows by doubling, so repeated keys do not cost cleared memory.
+// The number of `key`, counted from 1, or of the free slot where it belongs: 0.
+DEVICE int32_t probe(const int32_t* table, uint64_t mask, const uint64_t* distinct, uint64_t key, uint64_t* slot) {
+    int32_t number;
+    while ((number = table[*slot]) && distinct[number - 1] != key) *slot = (*slot + 1) & mask;
+    return number;
+}
+
+// tables (shares, table_slots) with table_slots a power of two of at least four times the largest part. A table starts
+// at half its part's keys and grows while it is more than half full, so repeated keys do not cost cleared memory.
+// Whether a key is new cannot be guessed, so it is no branch: the key is written behind the distinct ones in any case
+// (what stands there has been read), and counted if its slot was free. Only a collision branches.
 CPU_KERNEL(unique_parts, uint64_t* mixed, const int32_t* part_starts, int32_t bits, int64_t table_slots,
            int32_t* tables, int64_t* next_part, int32_t* local, int32_t* distinct_counts) {
     int32_t* table = tables + share_index * table_slots;
@@ -75,23 +89,24 @@ CPU_KERNEL(unique_parts, uint64_t* mixed, const int32_t* part_starts, int32_t bi
         int32_t* const numbers = local + part_starts[part];
         const int32_t n = part_starts[part + 1] - part_starts[part];
         uint64_t mask = 63;
-        while (mask < (uint64_t)n / 4) mask = 2 * mask + 1;
+        while (mask < (uint64_t)n / 2) mask = 2 * mask + 1;
         int32_t count = 0;
-        number_new(table, mask, keys, 0);
+        fill_table(table, mask, keys, 0);
         for (int32_t i = 0; i < n; ++i) {
             const uint64_t key = keys[i];
             uint64_t slot = key & mask;
-            int32_t number;
-            while ((number = table[slot]) && keys[number - 1] != key) slot = (slot + 1) & mask;
-            if (!number) {
-                keys[count] = key;  // count <= i: what is overwritten has been read
-                table[slot] = number = ++count;
-                if ((uint64_t)count * 2 > mask) {
-                    mask = 2 * mask + 1;
-                    number_new(table, mask, keys, count);
-                }
-            }
+            int32_t number = table[slot];
+            if (number && keys[number - 1] != key) number = probe(table, mask, keys, key, &slot);
+            const bool fresh = number == 0;
+            keys[count] = key;
+            count += fresh;
+            number = fresh ? count : number;
+            table[slot] = number;
             numbers[i] = number - 1;
+            if ((uint64_t)count * 2 > mask) {
+                mask = 2 * mask + 1;
+                fill_table(table, mask, keys, count);
+            }
         }
         distinct_counts[part] = count;
     }
@@ -115,9 +130,13 @@ CPU_KERNEL(unique_number, const uint64_t* keys, int64_t n, int32_t bits, const i
     const int64_t parts = (int64_t)1 << bits;
     int32_t* next = cursors + share_index * parts;
     for (int64_t part = 0; part < parts; ++part) next[part] = places[share_index * parts + part];
-    FOR_ITEMS(i, n) {
-        const int64_t part = top_bits(mix64(keys[i]), bits);
-        row_of[i] = bases[part] + local[next[part]++];
+    uint64_t block[BLOCK];
+    FOR_BLOCKS(start, count, n) {
+        mix_block(keys + start, count, 0, block);
+        for (int64_t j = 0; j < count; ++j) {
+            const int64_t part = top_bits(block[j], bits);
+            row_of[start + j] = bases[part] + local[next[part]++];
+        }
     }
     FOR_ITEMS(part, parts) {
         const uint64_t* from = mixed + part_starts[part];

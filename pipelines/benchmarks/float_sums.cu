@@ -5,6 +5,8 @@ template <int MAX>
 static void float_rows(int32_t D, const Gradient& g, const Optimizer& o, const int32_t* touched, int64_t first,
                        int64_t last, int32_t width, float* rows) {
     const int64_t ahead_end = g.starts[last];
+    Findings<MAX> findings;
+    clear_findings<MAX>(findings);
     for (int64_t t = first; t < last; ++t) {
         if (t + 8 < last) {
             const float* ahead = rows + (int64_t)touched[t + 8] * width;
@@ -21,14 +23,14 @@ static void float_rows(int32_t D, const Gradient& g, const Optimizer& o, const i
             FOR_DIMS(d, k) sum[k] += values[d];
         }
         FOR_DIMS(d, k) sum[k] *= (float)(o.factor * FIXED_ONE);
-        step_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum);
+        step_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum, findings);
     }
 }
 
 CPU_KERNEL(float_update, const Source* sources, int32_t slots, int64_t stride, const int32_t* touched,
            int64_t touched_count, const int32_t* starts, const int32_t* bags, float learning_rate, double factor,
            int32_t dim, int32_t width, float* rows) {
-    const Gradient gradient = {sources, 1, slots, stride, 0, starts, bags, nullptr};
+    const Gradient gradient = make_gradient(sources, 1, slots, stride, 0, starts, bags, nullptr, dim);
     const Optimizer optimizer = {ROWWISE_ADAGRAD, learning_rate, 1e-8f, 0, 0, 0, 0, 0, factor};
     const int64_t first = touched_count * share_index / share_count;
     const int64_t last = touched_count * (share_index + 1) / share_count;

@@ -82,8 +82,7 @@ def _group_cpu(
     places = scratch.take("places", (shares, parts), np.int32)
     places.fill(0)
     part_starts = scratch.take("part_starts", parts + 1, np.int32)
-    dealt_rows = scratch.take("dealt_rows", n, np.int32)
-    dealt_bags = scratch.take("dealt_bags", n, np.int32)
+    dealt = scratch.take("dealt", n, np.uint64)
     dealt_coefficients = scratch.take("dealt_coefficients", n, np.float32) if scaled else None
     values = {"row_of": row_of, "n": n, "first_row": first_row, "row_count": row_count, "shift": shift, "parts": parts}
     device.launch("group_count", n, **values, counts=places)
@@ -97,8 +96,7 @@ def _group_cpu(
         weights=weights,
         pooling=pooling,
         next=places,
-        dealt_rows=dealt_rows,
-        dealt_bags=dealt_bags,
+        dealt=dealt,
         dealt_coefficients=dealt_coefficients,
     )
     counters = scratch.take("counters", (shares, 1 << shift), np.int32)
@@ -119,8 +117,7 @@ def _group_cpu(
         next_part=np.zeros(1, np.int64),
         counters=counters,
         marks=marks,
-        dealt_rows=dealt_rows,
-        dealt_bags=dealt_bags,
+        dealt=dealt,
         dealt_coefficients=dealt_coefficients,
         touched=touched,
         starts=starts,

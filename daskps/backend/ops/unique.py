@@ -51,7 +51,7 @@ def _unique_cpu(device: CpuDevice, keys: Array, scratch: Workspace) -> Unique:
     device.launch("unique_count", n, keys=keys, n=n, bits=bits, counts=places)
     largest = library().unique_places(counts=places, shares=shares, bits=bits, part_starts=part_starts)
     device.launch("unique_deal", n, keys=keys, n=n, bits=bits, places=places, cursors=cursors, mixed=mixed)
-    table_slots = 1 << max(2 * largest, 64).bit_length()
+    table_slots = 1 << max(4 * largest, 64).bit_length()
     device.launch(
         "unique_parts",
         n,
