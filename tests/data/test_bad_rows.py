@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from criteo_rows import criteo_text
 
@@ -54,6 +55,8 @@ def test_bad_rows_are_counted_by_reason_with_their_places(tmp_path: Path, pool: 
     assert batch.example_weights is not None
     assert [row for row in range(200) if batch.example_weights[row] == 0] == [3, 50, 51, 60, 61]
     assert len(batch.keys) == 195 * 39
+    counts_of_keys = np.diff(batch.offsets).reshape(200, 39)
+    np.testing.assert_array_equal(counts_of_keys, np.repeat(batch.example_weights[:, None], 39, axis=1))
 
 
 def test_a_batch_without_bad_rows_has_no_weights(tmp_path: Path, pool: ComputePool) -> None:

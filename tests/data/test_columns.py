@@ -189,6 +189,19 @@ def test_a_bad_row_is_named_or_skipped(
         reader.read(0, 4)
 
 
+def test_a_bad_row_among_rows_of_one_key_each_has_none(tmp_path: Path, pool: ComputePool) -> None:
+    table = pa.table({"label": [1, 5, 0], "a": ["x", "y", "z"], "b": [1, 2, 3]})
+    batch = read(tmp_path / "a.parquet", table, Schema((Slot("a"), Slot("b"))), pool)
+    assert batch.offsets.tolist() == [0, 1, 2, 2, 2, 3, 4]
+    good = read(
+        tmp_path / "b.parquet",
+        table.take([0, 2]).set_column(0, "label", [[1, 0]]),
+        Schema((Slot("a"), Slot("b"))),
+        pool,
+    )
+    np.testing.assert_array_equal(batch.keys, good.keys)
+
+
 def test_a_schema_that_does_not_fit_is_refused_naming_every_column(tmp_path: Path) -> None:
     table = pa.table({"label": ["1"], "a": [[1]], "b": ["x"], "c": [b"x"], "d": pa.array([0], pa.timestamp("s"))})
     pq.write_table(table, tmp_path / "a.parquet")

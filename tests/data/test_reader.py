@@ -175,6 +175,17 @@ def test_shuffling_permutes_the_rows_of_every_window_and_no_others(
     assert sorted(epochs[0].keys.tolist()) == sorted(whole.keys.tolist()) == sorted(epochs[1].keys.tolist())
 
 
+def test_one_window_over_all_rows_is_shuffled_anew_in_every_epoch(
+    data: tuple[Source, Batch], pool: ComputePool
+) -> None:
+    source, whole = data
+    order = Order(2, shuffle_rows=ROWS, seed=2)
+    with source.open(source.index(), pool, order) as reader:
+        for epoch in range(2):
+            labels = reader.read(epoch * ROWS, (epoch + 1) * ROWS).labels
+            np.testing.assert_array_equal(labels, whole.labels[order.permutation(epoch, 0, ROWS)])
+
+
 def test_batches_run_through_the_epochs(data: tuple[Source, Batch], pool: ComputePool) -> None:
     source, whole = data
     with source.open(source.index(), pool, Order(2)) as reader:
