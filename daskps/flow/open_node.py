@@ -34,6 +34,9 @@ from daskps.types import Floats, Keys
 ROOM = 0.75  # of what fits now: the disk tier's index may grow until the batch is pulled
 
 
+# Between the look at a batch's size and its pull, batches before it may add rows on disk, whose index takes memory from
+# the cache: 4% a batch where half of the rows are new.
+INDEX_MAY_GROW = 0.8
 DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
 
 
@@ -201,7 +204,8 @@ class OpenNode:
         """Distinct keys of one batch that fit the devices and the cache."""
         per_row = max(spec.layout.row_bytes for spec in self.specs) + 36  # key, slots of the hash table
         in_hbm = self.job.budget.hbm_bytes // (self.job.train.depth + 1) // per_row
-        return int(min(in_hbm, *(table.mem.batch_rows for table in self.tables)))
+        in_memory = min(table.mem.batch_rows for table in self.tables)
+        return int(min(in_hbm, INDEX_MAY_GROW * in_memory))
 
     def fitting_steps(self, flight: Flight) -> int:
         """How many of the batch's steps, from its first, fit the budgets."""
