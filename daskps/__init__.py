@@ -9,6 +9,7 @@ from daskps.errors import DaskpsError
 from daskps.flow.progress import Outcome, Progress
 from daskps.handle import Model, evaluate, open_model
 from daskps.run import train
+from daskps.submit import Submission, find, submit
 from daskps.version import __version__
 
 __all__ = [
@@ -17,10 +18,13 @@ __all__ = [
     "Model",
     "Outcome",
     "Progress",
+    "Submission",
     "__version__",
     "evaluate",
+    "find",
     "make_job",
     "open_model",
     "read_job",
+    "submit",
     "train",
 ]

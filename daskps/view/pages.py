@@ -70,7 +70,7 @@ PLOTS = {
     "stages": Plot(
         "Seconds of each stage, a batch", STAGES, "0.[00]", lambda batch, _, line: batch["stage_seconds"].get(line, 0.0)
     ),
-    "queues": Plot("Tasks waiting or running", STAGES, "0", lambda batch, tasks, line: tasks[line]),
+    "queues": Plot("Batches at or before each stage", STAGES, "0.[0]", lambda batch, tasks, line: tasks[line]),
 }
 
 
@@ -102,7 +102,8 @@ class RunPage:
             drawn = made.line("batch", f"{name} {line}", source=self._source, color=COLORS[line], line_width=2)
             items.append(LegendItem(label=NAMES.get(line, line), renderers=[drawn]))
         if len(items) > 1:
-            made.add_layout(Legend(items=items, orientation="horizontal", border_line_alpha=0), "above")
+            look = {"padding": 0, "margin": 2, "border_line_alpha": 0, "background_fill_alpha": 0}
+            made.add_layout(Legend(items=items, orientation="horizontal", location="top_left", **look), "above")
         made.yaxis.formatter = NumeralTickFormatter(format=plot.format)
         if plot.from_zero:
             made.y_range.start = 0

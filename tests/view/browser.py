@@ -23,14 +23,22 @@ FLAGS = (
 
 def find_chromium() -> str | None:
     """The browser, by any of its names."""
-    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
 
 
 class Browser:
     """One page in one browser."""
 
     def __init__(self, folder: Path, width: int = 1280, height: int = 1000) -> None:
-        command = [str(find_chromium()), *FLAGS, f"--window-size={width},{height}", f"--user-data-dir={folder}", "about:blank"]
+        command = [
+            str(find_chromium()),
+            *FLAGS,
+            f"--window-size={width},{height}",
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         port_file = folder / "DevToolsActivePort"
         while not port_file.exists() or not port_file.read_text().strip():
@@ -47,9 +55,7 @@ class Browser:
         """One command of the protocol and its answer; events in between are passed over."""
         self._number += 1
         self._loop.run_sync(
-            lambda: self._socket.write_message(
-                json.dumps({"id": self._number, "method": method, "params": parameters})
-            )
+            lambda: self._socket.write_message(json.dumps({"id": self._number, "method": method, "params": parameters}))
         )
         while True:
             answer = json.loads(self._loop.run_sync(self._socket.read_message))

@@ -1,0 +1,167 @@
+"""What the commands do after training: they agree with each other and with the files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import daskps
+from tests.cli.conftest import Run
+
+Json = Callable[..., Any]
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    """A model that may be changed."""
+    return Path(shutil.copytree(model, tmp_path / "copy"))
+
+
+def test_training_tells_where_model_and_report_are(trained: tuple[Path, dict[str, Any]]) -> None:
+    out, said = trained
+    assert said["model"] == str(out)
+    assert said["position"] == said["stop_position"] == 8_000
+    assert not said["stopped"]
+    report = Path(said["report"]).read_text()
+    assert "<title>small" in report
+    assert "http://" not in report.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in report
+
+
+def test_the_report_holds_the_figures_of_every_batch(trained: tuple[Path, dict[str, Any]]) -> None:
+    text = Path(trained[1]["report"]).read_text()
+    embedded = text.split('id="record">')[1].split("</script>")[0]
+    record = json.loads(embedded.replace("<\\/", "</"))
+    assert sum(batch["examples"] for batch in record["batches"]) == 8_000
+    assert record["ending"] == "finished"
+    assert record["validations"][-1]["metrics"] == trained[1]["validation"]
+
+
+def test_evaluate_repeats_the_validation_of_the_run_to_the_last_bit(
+    trained: tuple[Path, dict[str, Any]], run_json: Json
+) -> None:
+    assert run_json("evaluate", trained[0])["metrics"] == trained[1]["validation"]
+
+
+def test_predict_writes_a_row_number_and_a_probability_for_every_row(
+    model: Path, job_file: Path, tmp_path: Path, run: Run, run_json: Json
+) -> None:
+    run("synth", "--job", job_file, "-o", tmp_path / "clicks.parquet")
+    said = run_json("predict", model, tmp_path / "clicks.parquet", "-o", tmp_path / "out.parquet")
+    found = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    assert said["rows"] == len(found["row"]) == 9_000
+    assert found["row"] == list(range(9_000))
+    with daskps.open_model(model) as opened:
+        expected = np.concatenate([probabilities for _, probabilities in opened.predict_batches(opened.validation())])
+    np.testing.assert_array_equal(np.array(found["probability"][8_000:], np.float32), expected)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "numpy"])
+def test_an_export_holds_every_row_of_the_model(model: Path, tmp_path: Path, run_json: Json, kind: str) -> None:
+    said = run_json("export", model, "-o", tmp_path / "out", "--format", kind, "--state")
+    if kind == "parquet":
+        table = pq.read_table(tmp_path / "out" / "main.parquet")
+        keys = table["key"].to_numpy()
+        embedding, state = (np.array(table[name].to_pylist(), np.float32) for name in ("embedding", "accumulator"))
+    else:
+        keys, embedding, state = (
+            np.load(tmp_path / "out" / f"main.{name}.npy") for name in ("keys", "embedding", "accumulator")
+        )
+    with daskps.open_model(model) as opened:
+        assert len(keys) == opened.rows() == said["tables"]["main"]["rows"]
+        np.testing.assert_array_equal(embedding, opened.pull(keys))
+        np.testing.assert_array_equal(state, opened.pull(keys, field="accumulator"))
+        dense = np.load(tmp_path / "out" / "dense.npz")
+        for name, array in opened.dense(state=True).items():
+            np.testing.assert_array_equal(dense[name], array)
+
+
+def test_an_export_without_state_leaves_the_optimizers_out(model: Path, tmp_path: Path, run: Run) -> None:
+    run("export", model, "-o", tmp_path / "out")
+    assert pq.read_schema(tmp_path / "out" / "main.parquet").names == ["key", "embedding"]
+    assert not any("accumulator" in name for name in np.load(tmp_path / "out" / "dense.npz"))
+
+
+def test_an_export_does_not_mix_with_what_is_there(model: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "mine").write_text("")
+    assert "not empty" in run("export", model, "-o", tmp_path, code=2).stderr
+
+
+def test_inspect_says_how_large_the_model_is(model: Path, run: Run, run_json: Json) -> None:
+    said = run_json("inspect", model)
+    with daskps.open_model(model) as opened:
+        assert said["tables"]["main"]["rows"] == opened.rows()
+        assert [item["id"] for item in said["snapshots"]] == [item.id for item in opened.snapshots()]
+    assert said["health"] == []
+    text = run("inspect", model).stdout
+    assert f"{said['tables']['main']['rows']:,}" in text
+
+
+def test_the_settings_of_a_model_are_a_job_file(model: Path, job_file: Path, tmp_path: Path, run: Run) -> None:
+    text = run("inspect", model, "--settings").stdout
+    again = daskps.make_job(tomllib.loads(text))
+    assert again.result_fields() == daskps.read_job(job_file).result_fields()
+
+
+def test_verify_finds_a_single_changed_byte_and_names_the_file(copy: Path, run: Run) -> None:
+    run("verify", copy)
+    victim = max(copy.glob("tables/main/*/rows/c*"), key=lambda path: path.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[100] ^= 1
+    victim.write_bytes(data)
+    said = run("verify", copy, code=5).stderr
+    assert victim.name in said
+    assert "Traceback" not in said
+
+
+def test_rolling_back_makes_an_older_snapshot_the_last(copy: Path, run: Run, run_json: Json) -> None:
+    first, last = (item["id"] for item in run_json("snapshots", "list", copy)["snapshots"])
+    before = run_json("evaluate", copy, "--snapshot", first)["metrics"]
+    run("snapshots", "rollback", copy, first)
+    assert run_json("evaluate", copy)["snapshot"] == first
+    assert run_json("evaluate", copy)["metrics"] == before
+    run("snapshots", "drop", copy, last)
+    assert [item["id"] for item in run_json("snapshots", "list", copy)["snapshots"]] == [first]
+    assert "no snapshot" in run("evaluate", copy, "--snapshot", last, code=5).stderr
+
+
+def test_the_last_snapshot_cannot_be_dropped(copy: Path, run: Run, run_json: Json) -> None:
+    last = run_json("snapshots", "list", copy)["snapshots"][-1]["id"]
+    assert "roll back" in run("snapshots", "drop", copy, last, code=5).stderr
+
+
+def test_compaction_keeps_every_row_and_frees_what_is_stale(copy: Path, run_json: Json) -> None:
+    with daskps.open_model(copy) as opened:
+        before = {
+            key: row for keys, rows in opened.scan() for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
+        }
+    said = run_json("compact", copy)
+    assert said["bytes_after"] < said["bytes_before"]
+    with daskps.open_model(copy) as opened:
+        after = {
+            key: row for keys, rows in opened.scan() for key, row in zip(keys.tolist(), rows.tolist(), strict=True)
+        }
+        assert len(opened.snapshots()) == 1
+        assert opened.verify() > 0
+        assert opened.statistics()["tables"]["main"]["stale_rows"] == 0
+    assert after == before
+
+
+def test_synthetic_data_comes_with_the_best_possible_auc(tmp_path: Path, run_json: Json) -> None:
+    said = run_json(
+        "synth", "-o", tmp_path / "x.parquet", "--examples", "2000", "--slots", "3", "--keys-per-slot", "50"
+    )
+    assert pq.read_metadata(tmp_path / "x.parquet").num_rows == 2000
+    assert 0.5 < said["best_auc"] < 1
+
+
+def test_bench_lists_its_parts(run_json: Json) -> None:
+    assert "synthetic" in run_json("bench")["parts"]

@@ -1,0 +1,154 @@
+"""``daskps train``: settings are checked first, a model is never overwritten, Ctrl-C keeps what was trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from dask import cli as dask_cli
+
+import daskps
+from daskps.cli import main, ps
+from daskps.cli.bar import lines
+from daskps.cli.main import main as group
+from daskps.flow.progress import Progress
+from tests.cli.conftest import Run
+
+Json = Callable[..., Any]
+
+
+def test_an_unknown_setting_suggests_the_nearest_and_shows_no_traceback(job_file: Path, run: Run) -> None:
+    said = run("train", job_file, "--set", "train.epoch=3", code=2).stderr
+    assert "train.epoch: unknown setting; did you mean 'epochs'?" in said
+    assert "Traceback" not in said
+
+
+def test_debug_shows_the_traceback(job_file: Path, run: Run) -> None:
+    assert "Traceback" in run("train", job_file, "--set", "train.epoch=3", "--debug", code=2).stderr
+
+
+def test_an_error_is_json_too(job_file: Path, run_json: Json) -> None:
+    said = run_json("train", job_file, "--set", "train.epoch=3", code=2)
+    assert said["error"]["kind"] == "ConfigError"
+
+
+def test_what_does_not_fit_has_its_own_exit_code(job_file: Path, tmp_path: Path, run: Run) -> None:
+    said = run("train", job_file, "--out", tmp_path / "m", "--set", "budget.memory_bytes=200kB", code=4).stderr
+    assert "memory_bytes" in said
+
+
+def test_missing_data_is_named(job_file: Path, tmp_path: Path, run: Run) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(f'out = "{tmp_path / "m"}"\n[data]\nformat = "criteo"\npaths = ["{tmp_path / "nothing.tsv"}"]\n')
+    assert "nothing.tsv" in run("train", job, code=3).stderr
+
+
+def test_a_model_is_not_overwritten(job_file: Path, model: Path, run: Run) -> None:
+    assert "--resume" in run("train", job_file, "--out", model, code=2).stderr
+
+
+def test_a_finished_run_that_is_resumed_has_nothing_to_do(
+    trained: tuple[Path, dict[str, Any]], job_file: Path, tmp_path: Path, run: Run, run_json: Json
+) -> None:
+    run("train", job_file, "--out", tmp_path / "m", "--set", "data.synthetic.examples=2000")
+    said = run_json("train", job_file, "--out", tmp_path / "m", "--set", "data.synthetic.examples=2000", "--resume")
+    assert said["examples"] == 0
+    assert said["position"] == 2000
+
+
+def test_the_log_file_has_one_json_line_per_batch(job_file: Path, tmp_path: Path, run: Run) -> None:
+    run("train", job_file, "--out", tmp_path / "m", "--log", tmp_path / "log.jsonl")
+    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    batches = [event for event in events if event["event"] == "batch"]
+    assert sum(batch["examples"] for batch in batches) == 8_000
+    assert {"auc", "log_loss"} <= set(batches[-1]["metrics"])
+    assert all(event["level"] == "INFO" for event in events)
+
+
+def test_the_bar_tells_rate_auc_hits_and_time_left() -> None:
+    progress = Progress(500, 1000, 3, started=time.time() - 10)
+    progress.examples, progress.metrics = 500, {"auc": 0.7123}
+    progress.counts = {"keys": 100, "distinct_keys": 25, "hits": 5, "misses": 4, "new_keys": 1}
+    first, second = lines(progress)
+    assert "50%" in first
+    assert "examples/s" in first
+    assert "0:10 left" in first
+    assert "AUC 0.7123" in second
+    assert "HBM 75%, memory 50%, SSD 40%, new 10%" in second
+
+
+LONG = ["data.synthetic.examples=100000000", "train.snapshot_every_batches=5"]
+
+
+def _start(job_file: Path, out: Path) -> subprocess.Popen[str]:
+    settings = [part for setting in LONG for part in ("--set", setting)]
+    command = [sys.executable, "-m", "daskps", "train", str(job_file), "--out", str(out), "--json", *settings]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "snapshot" in line:
+            return process
+    raise AssertionError(f"no snapshot; exit code {process.wait()}")
+
+
+def test_ctrl_c_stops_at_a_batch_boundary_with_a_snapshot(job_file: Path, tmp_path: Path) -> None:
+    process = _start(job_file, tmp_path / "m")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    said = json.loads(out)
+    assert process.returncode == 10
+    assert said["stopped"]
+    with daskps.open_model(tmp_path / "m") as model:
+        assert model.snapshot.draft.position == said["position"] > 0
+
+
+def test_ctrl_c_twice_stops_at_once_and_keeps_the_last_snapshot(job_file: Path, tmp_path: Path) -> None:
+    process = _start(job_file, tmp_path / "m")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "stopping" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode in (130, 10)  # 10: it had stopped before the second one came
+    with daskps.open_model(tmp_path / "m") as model:
+        assert model.verify() > 0
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    runner = CliRunner()
+    for name, command in main.commands.items():
+        said = runner.invoke(group, [name, "--help"])
+        assert said.exit_code == 0
+        assert "Example" in said.output, name
+        assert command.help, name
+
+
+def test_the_commands_are_also_those_of_dask_ps() -> None:
+    assert ps.name == "ps"
+    assert ps.commands == main.commands
+    assert isinstance(ps, type(dask_cli.cli))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "pipelines").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_every_job_file_is_valid_and_a_short_run_of_it_trains(path: Path, tmp_path: Path, run_json: Json) -> None:
+    job = daskps.read_job(path)
+    if job.data.format != "synthetic":
+        return  # tests/test_notebooks.py trains it
+    steps = {"train.minibatch_examples": 64, "data.synthetic.examples": 128, "data.validation_rows": 64}
+    settings = [part for name, value in steps.items() for part in ("--set", f"{name}={value}")]
+    said = run_json("train", path, "--out", tmp_path / "m", *settings, "--set", "model.hidden=[8]")
+    assert said["examples"] == 128
+    assert os.path.isdir(said["model"])
