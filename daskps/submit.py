@@ -32,9 +32,10 @@ class Submission:
     client: Client
 
     @property
-    def future(self) -> Future:
+    def future(self) -> Future[Any]:
         """The driver's task; its result is a dictionary with the model's directory, snapshot, report and metrics."""
-        return _variable(self.name, "driver", self.client).get(timeout=FIND_SECONDS)
+        driver: Future[Any] = _variable(self.name, "driver", self.client).get(timeout=FIND_SECONDS)
+        return driver
 
     def status(self) -> dict[str, Any]:
         """State of the driver, and how far the run is."""

@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, str]] = {
 }
 FLAGS = (
     "-O3 -std=c++17 -fopenmp-simd -fPIC -fvisibility=hidden -ffp-contract=off -fno-exceptions -fno-rtti "
-    "-fno-threadsafe-statics -fno-math-errno -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unused-parameter"
+    "-fno-threadsafe-statics -fno-math-errno -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter"
 ).split()
 
 

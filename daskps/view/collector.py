@@ -22,7 +22,7 @@ ACTIVE = frozenset({"waiting", "no-worker", "queued", "processing"})
 STAGE_OF = {f"daskps-{stage}": stage for stage in STAGES}
 
 
-class Collector(SchedulerPlugin):  # type: ignore[misc]
+class Collector(SchedulerPlugin):
     """One per scheduler. Registering it twice changes nothing."""
 
     name = NAME

@@ -84,7 +84,7 @@ class RunPage:
         self._words = Div(text="", sizing_mode="stretch_width")
         alone = len(names) == 1
         figures = [self._figure(name, alone) for name in names]
-        grid = figures[0] if alone else gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_location=None)  # type: ignore[call-overload]
+        grid = figures[0] if alone else gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_location=None)
         self.root = grid if alone else column(self._words, grid, sizing_mode="stretch_width")
 
     def _figure(self, name: str, alone: bool) -> Any:
