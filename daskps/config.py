@@ -128,6 +128,14 @@ class SyntheticData(Settings):
     seed: int = 0
 
 
+class Hashing(Settings):
+    """OP+OSRP: every example's keys become at most `bins` of 2 * `bins` binary features; see daskps.data.osrp."""
+
+    bins: Annotated[int, Field(ge=1, le=2**63)]
+    per_slot: bool = False  # each slot to features of its own; else all slots together become one
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
 class Data(Settings):
     """Where examples come from. A position in them is one global row number.
 
@@ -143,6 +151,7 @@ class Data(Settings):
     label: str = "label"
     weight: str | None = None  # column of example weights
     hash_seed: int = 0
+    osrp: Hashing | None = None  # hash the keys once more, to fewer
     bad_lines: Literal["strict", "lenient"] = "strict"
     bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01  # lenient: more than this share is an error
     shuffle_window_rows: Annotated[int, Field(ge=0)] = 0  # 0 keeps the order

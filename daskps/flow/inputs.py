@@ -17,6 +17,7 @@ from daskps.data.format import Format
 from daskps.data.frame import frame_source
 from daskps.data.generated import GeneratedReader
 from daskps.data.order import Order, Steps
+from daskps.data.osrp import Osrp
 from daskps.data.parquet import Parquet
 from daskps.data.reader import Reader
 from daskps.data.schema import Dense, Schema, Slot, SlotKind, criteo_schema
@@ -70,6 +71,8 @@ def features(job: Job) -> Features:
         raise ConfigError(f"format {job.data.format!r} needs slots: name the columns to learn from, one [[slots]] each")
     if synthetic is not None and len(found.slots) != synthetic.slots:
         raise ConfigError(f"the job names {len(found.slots)} slots, but the synthetic data has {synthetic.slots}")
+    if job.data.osrp is not None and not job.data.osrp.per_slot:
+        found = Features(("hashed",), (default,), found.dense)
     if unused := sorted(set(job.tables) - set(found.tables)):
         raise ConfigError(f"no slot is in table {', '.join(unused)}: give it slots, or leave it out")
     return found
@@ -81,10 +84,11 @@ def open_training(job: Job, pool: ComputePool, rank: int, nodes: int, frame: Any
     steps = _steps(job, rank, nodes)
     if data.synthetic is not None:
         rows = data.synthetic.examples
-        return GeneratedReader(synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs)
+        generated = GeneratedReader(synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs)
+        return _hashed(job, generated, pool)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
     source = _frame_source(job, frame) if data.format == "frame" else _source(job, data.paths)
-    return source.open(source.index(pool.cores), pool, order, steps)
+    return _hashed(job, source.open(source.index(pool.cores), pool, order, steps), pool)
 
 
 def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepReader | None:
@@ -95,11 +99,36 @@ def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepR
         first = data.synthetic.examples
         if not data.validation_rows:
             return None
-        return GeneratedReader(synthetic(job), pool, steps, first_row=first, stop_row=first + data.validation_rows)
+        last = first + data.validation_rows
+        return _hashed(job, GeneratedReader(synthetic(job), pool, steps, first_row=first, stop_row=last), pool)
     if not data.validation_paths:
         return None
     source = _source(job, data.validation_paths)
-    return source.open(source.index(pool.cores), pool, Order(), steps)
+    return _hashed(job, source.open(source.index(pool.cores), pool, Order(), steps), pool)
+
+
+class HashedReader:
+    """Another reader's batches, with their keys hashed by OP+OSRP."""
+
+    def __init__(self, reader: StepReader, hashing: Osrp, pool: ComputePool) -> None:
+        self._reader, self._hashing, self._pool = reader, hashing, pool
+        self.rows = reader.rows
+
+    def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
+        """This node's slices of steps [first, last) as one batch, and where each begins in it."""
+        batch, starts = self._reader.read_steps(first_step, last_step)
+        return self._hashing.apply(batch, self._pool), starts
+
+    def close(self) -> None:
+        """Close the reader behind."""
+        self._reader.close()
+
+
+def _hashed(job: Job, reader: StepReader, pool: ComputePool) -> StepReader:
+    settings = job.data.osrp
+    if settings is None:
+        return reader
+    return HashedReader(reader, Osrp(settings.bins, seed=settings.seed, per_slot=settings.per_slot), pool)
 
 
 def synthetic(job: Job) -> Synthetic:

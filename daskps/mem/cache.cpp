@@ -33,12 +33,12 @@ static uint32_t find_one(
 template <class Use>
 static inline void each_found(const uint64_t* buckets, uint64_t bucket_count, const Entry* entries, const float* rows,
     int64_t width, const uint64_t* keys, int64_t first, int64_t last, Use use) {
-    uint32_t tags[3][BLOCK];
-    uint32_t slots[3][BLOCK];
-    int64_t blocks = (last - first + BLOCK - 1) / BLOCK;
+    uint32_t tags[3][LOOKAHEAD_BLOCK];
+    uint32_t slots[3][LOOKAHEAD_BLOCK];
+    int64_t blocks = (last - first + LOOKAHEAD_BLOCK - 1) / LOOKAHEAD_BLOCK;
     for (int64_t step = 0; step < blocks + 2; ++step) {
         if (step < blocks) {
-            int64_t start = first + step * BLOCK, n = last - start < BLOCK ? last - start : BLOCK;
+            int64_t start = first + step * LOOKAHEAD_BLOCK, n = last - start < LOOKAHEAD_BLOCK ? last - start : LOOKAHEAD_BLOCK;
             for (int64_t j = 0; j < n; ++j) {
                 uint32_t tag = tags[step % 3][j] = tag_of(keys[start + j]);
                 const uint64_t* home = &buckets[home_of(tag, bucket_count)];
@@ -47,7 +47,7 @@ static inline void each_found(const uint64_t* buckets, uint64_t bucket_count, co
             }
         }
         if (step >= 1 && step - 1 < blocks) {
-            int64_t start = first + (step - 1) * BLOCK, n = last - start < BLOCK ? last - start : BLOCK;
+            int64_t start = first + (step - 1) * LOOKAHEAD_BLOCK, n = last - start < LOOKAHEAD_BLOCK ? last - start : LOOKAHEAD_BLOCK;
             for (int64_t j = 0; j < n; ++j) {
                 uint32_t tag = tags[(step - 1) % 3][j];
                 uint64_t at = home_of(tag, bucket_count);
@@ -58,7 +58,7 @@ static inline void each_found(const uint64_t* buckets, uint64_t bucket_count, co
             }
         }
         if (step >= 2) {
-            int64_t start = first + (step - 2) * BLOCK, n = last - start < BLOCK ? last - start : BLOCK;
+            int64_t start = first + (step - 2) * LOOKAHEAD_BLOCK, n = last - start < LOOKAHEAD_BLOCK ? last - start : LOOKAHEAD_BLOCK;
             for (int64_t j = 0; j < n; ++j) {
                 uint32_t slot = slots[(step - 2) % 3][j];
                 uint64_t key = keys[start + j];

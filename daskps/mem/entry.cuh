@@ -12,7 +12,7 @@ struct Entry {
 
 enum : uint8_t { OCCUPIED = 1, DIRTY = 2, PENDING = 4, FREQUENT = 8, CLAIMED = 16 };
 enum : uint32_t { NONE = 0xffffffffu };
-enum : int64_t { BLOCK = 32 };
+enum : int64_t { LOOKAHEAD_BLOCK = 32 };
 
 static inline uint32_t tag_of(uint64_t key) { return (uint32_t)(mix64(key) >> 32); }
 static inline uint64_t home_of(uint32_t tag, uint64_t buckets) { return (uint64_t)tag * buckets >> 32; }

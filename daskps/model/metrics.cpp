@@ -6,7 +6,7 @@
 #define SUM_ONE 4294967296.0   // 2^32: weighted losses and predictions, added up in 128 bits
 #define GROUP_ONE 16777216.0   // 2^24: the same by group, added up in 64 bits
 #define LARGEST 8192.0f        // of a weight or a logit's size: products stay under 2^59
-#define BLOCK 256
+#define METRIC_BLOCK 256
 
 // max(x, 0), exactly. Compilers keep `x > 0 ? x : 0` as a branch, which keeps the loop around it out of vectors.
 DEVICE double positive_part(double x) { return 0.5 * (x + __builtin_fabs(x)); }
@@ -62,9 +62,9 @@ NATIVE(void, metric_update, const float* labels, const float* logits, const floa
        int64_t buckets, int64_t* positives, int64_t* negatives, uint64_t* sums) {
     int64_t total = 0, positive = 0;
     unsigned __int128 loss = 0, prediction = 0;
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        const int64_t count = start + BLOCK < n ? BLOCK : n - start;
-        double losses[BLOCK], predictions[BLOCK];
+    for (int64_t start = 0; start < n; start += METRIC_BLOCK) {
+        const int64_t count = start + METRIC_BLOCK < n ? METRIC_BLOCK : n - start;
+        double losses[METRIC_BLOCK], predictions[METRIC_BLOCK];
         score(labels + start, logits + start, count, losses, predictions);
         for (int64_t i = 0; i < count; ++i) {
             const int64_t units = weights ? fixed_point(weights[start + i], WEIGHT_ONE) : (int64_t)WEIGHT_ONE;
