@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from typing import Any
 
-from daskps import make_job
+from daskps import make_job, open_model
 from daskps.backend.pool import ComputePool
 from daskps.flow.inputs import synthetic
 from daskps.flow.train import train
@@ -27,9 +27,14 @@ def settings(examples: int, kind: str, bins: int | None) -> dict[str, Any]:
             "validation_rows": 100_000,
             "osrp": None if bins is None else {"bins": bins},
         },
-        "tables": {"main": {"dimension": 1 if kind == "lr" else 16, "optimizer": {"learning_rate": 0.05}}},
-        "model": {"kind": kind, "hidden": [128, 64], "optimizer": {"learning_rate": 0.02}},
-        "train": {"minibatch_examples": 1024, "block_examples": 256, "epochs": 2},
+        "tables": {
+            "main": {
+                "dimension": 1 if kind == "lr" else 8,
+                "optimizer": {"learning_rate": 0.05 if kind == "lr" else 0.02, "initial_accumulator": 1e-6},
+            }
+        },
+        "model": {"kind": kind, "hidden": [128, 64], "optimizer": {"learning_rate": 0.01}},
+        "train": {"minibatch_examples": 512},
         "budget": {"memory_bytes": "1GiB"},
     }
 
@@ -44,7 +49,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as out:
             job = make_job(settings(examples, kind, bins) | {"out": out})
             progress = train(job).progress
-        rows = progress.levels.get("disk_rows", 0.0)
+            with open_model(out) as model:
+                rows = model.statistics()["tables"]["main"]["rows"]
         lines.append((name, progress.validations[-1].metrics["auc"], rows * job.tables["main"].dimension))
     with ComputePool(2) as pool:
         best = synthetic(job).best(examples, examples + 100_000, pool)
