@@ -230,10 +230,14 @@ class Model:
 
 
 def _keys(keys: npt.ArrayLike) -> Keys:
+    if isinstance(keys, list | tuple) and all(isinstance(key, int) and 0 <= key < 2**64 for key in keys):
+        return np.array(keys, np.uint64)  # NumPy's own choice for small and large numbers together is float64
     array = np.asarray(keys)
-    if array.dtype.kind not in "iu":
-        raise ArgumentError(f"keys are 64-bit integers, got an array of {array.dtype}")
-    return np.ascontiguousarray(array.astype(np.uint64, copy=False).reshape(-1))
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise ArgumentError(
+            f"keys are a run of 64-bit integers from 0 to 2**64 - 1, got shape {array.shape} of {array.dtype}"
+        )
+    return np.ascontiguousarray(array.astype(np.uint64, copy=False))
 
 
 def _paths(data: Any) -> bool:

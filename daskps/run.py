@@ -96,8 +96,8 @@ def train(
     ...         "budget": {"memory_bytes": "8MB"},
     ...     }
     ... )
-    >>> outcome.progress.position, outcome.snapshot, sorted(outcome.metrics)[:2]
-    (4096, '000001-00000007', ['auc', 'calibration'])
+    >>> outcome.progress.position, outcome.snapshot, "auc" in outcome.metrics
+    (4096, '000001-00000007', True)
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     with client_for(job.cluster.nodes, client, dashboard_address) as connected:

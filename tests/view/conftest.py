@@ -1,0 +1,52 @@
+"""A cluster with a dashboard, and a run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+import daskps
+from daskps.cluster.plugin import THREADS
+from daskps.flow.progress import Outcome
+
+JOB = {
+    "name": "seen",
+    "data": {
+        "format": "synthetic",
+        "synthetic": {"examples": 8_000, "slots": 4, "keys_per_slot": 1_000},
+        "validation_rows": 1_000,
+    },
+    "model": {"hidden": [8]},
+    "train": {"minibatch_examples": 500, "batch_examples": 1_000},
+    "budget": {"memory_bytes": "16MB"},
+    "cluster": {"partitions": 2},
+}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=1, processes=False, threads_per_worker=THREADS, memory_limit=0, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def address(cluster: LocalCluster) -> str:
+    """Of the dashboard."""
+    return str(cluster.dashboard_link).removesuffix("/status")
+
+
+@pytest.fixture(scope="session")
+def outcome(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A finished run."""
+    return daskps.train({**JOB, "out": str(tmp_path_factory.mktemp("seen") / "model")}, client=client)
