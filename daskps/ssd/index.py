@@ -8,6 +8,7 @@ by itself in small steps, so growing never holds the index twice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -39,6 +40,16 @@ BATCH_KEYS = 1 << 20
 FEW_KEYS = 4096
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupImage:
+    """One group as it is in memory."""
+
+    slots: Bytes
+    starts: npt.NDArray[np.uint32]  # (257,)
+    keys: int
+    removed: int
 
 
 class KeyIndex:
@@ -152,25 +163,19 @@ class KeyIndex:
             if slots > self._capacities[group]:
                 self._rehash(group, slots)
 
-    def image(self) -> list[tuple[Bytes, npt.NDArray[np.uint32]]]:
-        """Slots and bucket starts of every group: what a snapshot saves. Views: save before the next change."""
-        return list(zip(self._slots, self._starts, strict=True))
+    def image(self) -> list[GroupImage]:
+        """What a snapshot saves of every group. Views: save before the next change."""
+        counts, removed = self._counts.tolist(), self._dead.tolist()
+        return [GroupImage(self._slots[g], self._starts[g], counts[g], removed[g]) for g in range(GROUPS)]
 
     @classmethod
-    def from_image(cls, pool: ComputePool, image: list[tuple[Bytes, npt.NDArray[np.uint32]]]) -> KeyIndex:
+    def from_image(cls, pool: ComputePool, image: list[GroupImage]) -> KeyIndex:
         """The index that `image` was taken from; the slots become the index's own."""
         index = cls(pool)
-        for group, (slots, starts) in enumerate(image):
-            index._starts[group] = starts
-            index._slots[group] = slots
-            index._install(group, slots, len(slots) // SLOT_BYTES - TAIL_SLOTS)
-
-        def count(group: int) -> None:
-            used = index._slots[group].reshape(-1, SLOT_BYTES)[:, 6:].copy().view(np.uint32).ravel()
-            index._dead[group] = np.count_nonzero(used == PLACES)
-            index._counts[group] = np.count_nonzero(used < PLACES)
-
-        pool.map(count, range(GROUPS))
+        for number, group in enumerate(image):
+            index._starts[number] = group.starts
+            index._counts[number], index._dead[number] = group.keys, group.removed
+            index._install(number, group.slots, len(group.slots) // SLOT_BYTES - TAIL_SLOTS)
         return index
 
     def _install(self, group: int, slots: Bytes, capacity: int) -> None:
