@@ -33,6 +33,8 @@ LEAST_SLOTS = 16
 # Groups under 4 x SMALL keys (half a million in all) grow faster, for speed.
 FULL = 0.94
 GROWTH = 1.085
+# Room made for keys that are known to come: inserting into a group at 94% takes three times as long as at 89%.
+PACKED = 0.89
 SMALL = 512
 # Keys handled at once: bounds the scratch of one insert to 16 bytes x this, and keeps it in the cache.
 BATCH_KEYS = 1 << 20
@@ -281,8 +283,8 @@ class KeyIndex:
 
 
 def _slots_for(keys: int) -> int:
-    """Slots that `keys` keys fill to just under the limit."""
-    return int(keys / FULL) + LEAST_SLOTS
+    """Slots for `keys` keys with little room to spare: 11.24 bytes a key."""
+    return int(keys / PACKED) + LEAST_SLOTS
 
 
 def _empty_slots(capacity: int) -> Bytes:
