@@ -10,15 +10,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from daskps.errors import CapacityError, CorruptionError, DaskpsError, LockedError, StoreError
 from daskps.ssd.format import LOCK
+
+# Buffers that start at a multiple of this can be written past the page cache.
+ALIGNMENT = 4096
+DIRECT_BYTES = 1 << 20
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An uninitialised array at a multiple of ALIGNMENT."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _aligned(pieces: Sequence[Any], total_bytes: int) -> bool:
+    (piece,) = pieces if len(pieces) == 1 else (None,)
+    return (
+        isinstance(piece, np.ndarray)
+        and piece.nbytes == total_bytes
+        and piece.ctypes.data % ALIGNMENT == 0
+        and total_bytes % ALIGNMENT == 0
+    )
 
 
 class Files(Protocol):
@@ -87,8 +111,8 @@ class SystemCalls:
     def make_folder(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
-    def create(self, path: str) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    def create(self, path: str, flags: int = 0) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, 0o644)
 
     def write(self, fd: int, piece: memoryview) -> int:
         return os.write(fd, piece)
@@ -128,6 +152,7 @@ class LocalFiles:
     def __init__(self, path: str | os.PathLike[str], system: SystemCalls | None = None) -> None:
         self.url = os.path.abspath(path)
         self._system = system or SystemCalls()
+        self._direct = getattr(os, "O_DIRECT", 0)  # 0 from the first file system that has no such thing
         self._lock_fd: int | None = None
 
     def make(self, folders: Iterable[str]) -> None:
@@ -139,7 +164,7 @@ class LocalFiles:
     def write(self, name: str, pieces: Sequence[Any], total_bytes: int) -> int:
         path = self._path(name)
         self._system.make_folder(os.path.dirname(path))
-        fd = self._system.create(path)
+        fd = self._create(path, pieces, total_bytes)
         written = 0
         try:
             for piece in pieces:
@@ -153,6 +178,20 @@ class LocalFiles:
         finally:
             self._system.close(fd)
         return written
+
+    def _create(self, path: str, pieces: Sequence[Any], total_bytes: int) -> int:
+        """A new file, past the page cache where a long, aligned piece is all of it.
+
+        Copying into the cache takes a quarter of the time of an append, and what is evicted is not wanted back soon.
+        """
+        if self._direct and total_bytes >= DIRECT_BYTES and _aligned(pieces, total_bytes):
+            try:
+                return self._system.create(path, self._direct)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = 0
+        return self._system.create(path)
 
     def sync(self, names: Iterable[str]) -> None:
         folders: set[Path] = set()

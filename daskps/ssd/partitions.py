@@ -42,7 +42,7 @@ class Partitions:
         self.stores: dict[int, Store] = {}
         self._pool = pool
         self._io = ThreadPoolExecutor(options.io_threads, "daskps-ssd")
-        self._waiters = ThreadPoolExecutor(8, "daskps-partition")  # they wait for stores, and compute nothing
+        self._waiters = ThreadPoolExecutor(2 * pool.cores, "daskps-partition")  # they only wait for stores
 
     @classmethod
     def create(

@@ -2,8 +2,8 @@
 
 In: bits and index of the current state. Out: two small Zarr arrays of bytes; and back again, checked.
 
-The image: a head of 256 x (uint64 slots of the group, uint64 CRC-32C), then each group's 257 uint32 bucket starts
-and its 10-byte slots. The manifest holds the head's checksum, the head those of the groups.
+The image: a head of 256 x 4 uint64 (a group's slots, keys, removed keys, CRC-32C), then each group's 257 uint32 bucket
+starts and its 10-byte slots. The manifest holds the head's checksum, the head those of the groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from daskps.errors import CorruptionError
 from daskps.ssd.checksum import crc32c
 from daskps.ssd.files import Files
 from daskps.ssd.format import DATA_ARRAYS, bytes_array_text, check_sealed, data_array_texts
-from daskps.ssd.index import GROUPS, SLOT_BYTES, STARTS, TAIL_SLOTS, Bytes, KeyIndex
+from daskps.ssd.index import GROUPS, SLOT_BYTES, STARTS, TAIL_SLOTS, Bytes, GroupImage, KeyIndex
 from daskps.ssd.manifest import FileEntry, Manifest, Snapshot, State
 from daskps.ssd.stock import Stock
 
@@ -93,10 +93,12 @@ def read_live(files: Files, snapshot: Snapshot) -> Bytes:
 def write_index(files: Files, number: int, index: KeyIndex, pool: ComputePool) -> tuple[int, int, int]:
     """Write an image of the index, not yet synced; returns its length, its head's checksum and the bytes sent."""
     image = index.image()
-    head = np.empty((GROUPS, 2), np.uint64)
-    head[:, 0] = [len(slots) // SLOT_BYTES - TAIL_SLOTS for slots, _ in image]
-    head[:, 1] = pool.map(lambda group: crc32c(group[1], group[0]), image)
-    pieces = [head, *(piece for slots, starts in image for piece in (starts, slots))]
+    head = np.empty((GROUPS, 4), np.uint64)
+    head[:, 0] = [len(group.slots) // SLOT_BYTES - TAIL_SLOTS for group in image]
+    head[:, 1] = [group.keys for group in image]
+    head[:, 2] = [group.removed for group in image]
+    head[:, 3] = pool.map(lambda group: crc32c(group.starts, group.slots), image)
+    pieces = [head, *(piece for group in image for piece in (group.starts, group.slots))]
     length = sum(piece.nbytes for piece in pieces)
     metadata, chunk = array_names("index", number)
     text = bytes_array_text(length)
@@ -110,7 +112,7 @@ def read_index(files: Files, snapshot: Snapshot, pool: ComputePool) -> KeyIndex:
     metadata, chunk = array_names("index", snapshot.number)
     _check_metadata(files, metadata, snapshot.index_bytes)
     _check_size(files, chunk, snapshot.index_bytes)
-    head = np.empty((GROUPS, 2), np.uint64)
+    head = np.empty((GROUPS, 4), np.uint64)
     files.read_into(chunk, 0, [head])
     remedy = "open the store with rebuild_index=True, which reads the keys instead"
     if crc32c(head) != snapshot.index_crc32c:
@@ -118,15 +120,15 @@ def read_index(files: Files, snapshot: Snapshot, pool: ComputePool) -> KeyIndex:
     sizes = STARTS * 4 + (head[:, 0].astype(np.int64) + TAIL_SLOTS) * SLOT_BYTES
     offsets = head.nbytes + np.concatenate([[0], np.cumsum(sizes)])
 
-    def read(group: int) -> tuple[Bytes, np.ndarray[tuple[int], np.dtype[np.uint32]]]:
+    def read(group: int) -> GroupImage:
         slots = np.empty(int(sizes[group]) - STARTS * 4, np.uint8)
         starts = np.empty(STARTS, np.uint32)
         files.read_into(chunk, int(offsets[group]), [starts, slots])
-        if crc32c(starts, slots) != head[group, 1]:
+        if crc32c(starts, slots) != head[group, 3]:
             raise CorruptionError(
                 f"{files.url}/{chunk} (array index/{snapshot.number}): group {group} is damaged; {remedy}"
             )
-        return slots, starts
+        return GroupImage(slots, starts, int(head[group, 1]), int(head[group, 2]))
 
     return KeyIndex.from_image(pool, pool.map(read, range(GROUPS)))
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from daskps.errors import CapacityError, CorruptionError
 from daskps.ssd.checksum import block_sums, crc32c, wrong_block
-from daskps.ssd.files import Files
+from daskps.ssd.files import Files, aligned_empty
 from daskps.ssd.format import Shape, chunk_names
 from daskps.ssd.manifest import FileEntry
 from daskps.ssd.statistics import Counters
@@ -96,7 +96,8 @@ class Shelf:
             return self._spare.pop()
         self._buffers += 1
         shape = self._shape
-        return np.empty(shape.file_rows, np.uint64), np.empty((shape.file_rows, shape.layout.width), np.float32)
+        keys = aligned_empty((shape.file_rows,), np.uint64)
+        return keys, aligned_empty((shape.file_rows, shape.layout.width), np.float32)
 
     def adopt(self, entry: FileEntry) -> None:
         """Take up a file that a snapshot recorded."""

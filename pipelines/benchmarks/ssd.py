@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -77,8 +78,11 @@ def read_raw(path: Path, buffer: np.ndarray) -> None:
             view = view[count:]
 
 
-def drop_pages(folder: Path) -> str:
-    """Take the files below `folder` out of the page cache; says how."""
+def drop_pages(folder: Path, *peers: Peer | None) -> str:
+    """Take the files below `folder` out of the page cache, and the peers' own caches with them; says how."""
+    for peer in peers:
+        if peer is not None:
+            peer.reopen()
     with contextlib.suppress(OSError):
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("1")
@@ -172,8 +176,8 @@ def loads(folder: Path, pool: ComputePool, rows: int, rounds: int) -> list[Resul
         table.commit("a")
         out = np.ones((rows, WIDTH + 2), np.float32)  # keys and rows
         for how in ("warm", "cold"):
-            before = (lambda: None) if how == "warm" else (lambda: drop_pages(folder))
-            note = "" if how == "warm" else f", {drop_pages(folder)}"
+            before = (lambda: None) if how == "warm" else (lambda: drop_pages(folder, rocks, lmdb))
+            note = "" if how == "warm" else f", {drop_pages(folder, rocks, lmdb)}"
             seconds = alternate(
                 {"ours": lambda: [len(part) for part, _ in store.scan("a")], "raw file": lambda: read_raw(raw, out)},
                 rounds,
@@ -224,7 +228,17 @@ def _draw(kind: str, count: int, rows: int) -> np.ndarray:
     return (rng.zipf(1.2, count) - 1) % rows
 
 
-def _rocks(folder: Path, keys: np.ndarray, values: np.ndarray) -> Callable[[np.ndarray], object] | None:
+class Peer(Protocol):
+    """Another store that holds the same rows."""
+
+    def __call__(self, wanted: np.ndarray) -> object:
+        """Get the rows of the keys."""
+
+    def reopen(self) -> None:
+        """Give up everything cached."""
+
+
+def _rocks(folder: Path, keys: np.ndarray, values: np.ndarray) -> Peer | None:
     try:
         from rocksdict import Options as RocksOptions
         from rocksdict import Rdict, WriteBatch
@@ -242,14 +256,24 @@ def _rocks(folder: Path, keys: np.ndarray, values: np.ndarray) -> Callable[[np.n
     table.flush()
     table.compact_range(None, None)
 
-    def get(wanted: np.ndarray) -> object:
-        rows = table.get([key.to_bytes(8, "big") for key in wanted.tolist()])  # its batched get
-        return np.frombuffer(b"".join(rows), np.float32)
+    table.close()
 
-    return get
+    class Rocks:
+        def __init__(self) -> None:
+            self.table = Rdict(str(folder / "rocks"), options)
+
+        def __call__(self, wanted: np.ndarray) -> object:
+            rows = self.table.get([key.to_bytes(8, "big") for key in wanted.tolist()])  # its batched get
+            return np.frombuffer(b"".join(rows), np.float32)
+
+        def reopen(self) -> None:
+            self.table.close()
+            self.table = Rdict(str(folder / "rocks"), options)
+
+    return Rocks()
 
 
-def _lmdb(folder: Path, keys: np.ndarray, values: np.ndarray) -> Callable[[np.ndarray], object] | None:
+def _lmdb(folder: Path, keys: np.ndarray, values: np.ndarray) -> Peer | None:
     try:
         import lmdb
     except ImportError:
@@ -261,12 +285,22 @@ def _lmdb(folder: Path, keys: np.ndarray, values: np.ndarray) -> Callable[[np.nd
         cursor.putmulti(pairs, append=True)
     environment.sync(True)
 
-    def get(wanted: np.ndarray) -> object:
-        with environment.begin() as transaction, transaction.cursor() as cursor:
-            found = cursor.getmulti([key.to_bytes(8, "big") for key in wanted.tolist()])
-        return np.frombuffer(b"".join(row for _, row in found), np.float32)
+    environment.close()
 
-    return get
+    class Lmdb:
+        def __init__(self) -> None:
+            self.environment = lmdb.open(str(folder / "lmdb"), map_size=1 << 40, readonly=True)
+
+        def __call__(self, wanted: np.ndarray) -> object:
+            with self.environment.begin() as transaction, transaction.cursor() as cursor:
+                found = cursor.getmulti([key.to_bytes(8, "big") for key in wanted.tolist()])
+            return np.frombuffer(b"".join(row for _, row in found), np.float32)
+
+        def reopen(self) -> None:
+            self.environment.close()
+            self.environment = lmdb.open(str(folder / "lmdb"), map_size=1 << 40, readonly=True)
+
+    return Lmdb()
 
 
 def openings(folder: Path, pool: ComputePool, count: int, rounds: int) -> list[Result]:

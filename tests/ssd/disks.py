@@ -28,9 +28,9 @@ class ForgetfulDisk(SystemCalls):
         with self._lock:
             self._at_operation(self)
 
-    def create(self, path: str) -> int:
+    def create(self, path: str, flags: int = 0) -> int:
         self._step()
-        fd = super().create(path)
+        fd = super().create(path, flags)
         self._contents.pop(os.fstat(fd).st_ino, None)
         return fd
 
@@ -100,9 +100,9 @@ class FullDisk(SystemCalls):
             self._need_room()
         super().make_folder(path)
 
-    def create(self, path: str) -> int:
+    def create(self, path: str, flags: int = 0) -> int:
         self._need_room()
-        return super().create(path)
+        return super().create(path, flags)
 
     def write(self, fd: int, piece: memoryview) -> int:
         try:

@@ -98,9 +98,9 @@ def test_a_full_disk_is_an_error_with_figures_and_loses_nothing(tmp_path, pool: 
     words: set[str] = set()
     disk = FullDisk()
     assert run(tmp_path / "good", disk, None) == 0
-    points = random.Random(5).sample(range(disk.operations), 40)
+    points = random.Random(5).sample(range(disk.operations), 12)
     met = sum(run(tmp_path / f"full-{n}", FullDisk(), n) for n in points)
-    assert met > 20
+    assert met > 5
     assert words == {"the disk is full"}
 
 

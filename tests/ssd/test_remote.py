@@ -1,0 +1,103 @@
+"""Any path that Zarr opens works: fsspec's memory, an S3 server, obstore. Local disk is only the fast case."""
+
+import socket
+import uuid
+
+import numpy as np
+import pytest
+from helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
+from zarr.storage import MemoryStore, ObjectStore
+
+from daskps.backend.pool import ComputePool
+from daskps.errors import CorruptionError, StoreError
+from daskps.ssd import Partitions, Store
+from daskps.ssd.remote import RemoteFiles
+
+KEYS = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
+
+
+@pytest.fixture(scope="module")
+def s3_url():
+    """A bucket on a local S3 stand-in."""
+    server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    fsspec = pytest.importorskip("s3fs", reason="s3fs is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.S3FileSystem().mkdir("bucket")
+        yield "s3://bucket"
+    server.stop()
+
+
+def use(path, pool: ComputePool) -> None:
+    """All of a store's life at `path`."""
+    first, second = rows_for(KEYS), rows_for(KEYS[:200])
+    with Store.create(path, LAYOUT, pool=pool, file_rows=128, options=QUIET) as store:
+        store.append(KEYS, first)
+        store.commit("a", save_index=True)
+        store.append(KEYS[:200], second)
+        store.delete(KEYS[300:])
+        store.prepare("b", save_index=False)
+        store.append(KEYS, rows_for(KEYS))
+    both = as_dict(KEYS[:200], second) | as_dict(KEYS[200:300], first[200:300])
+    with Store.open(path, pool=pool, snapshot="b", options=QUIET) as store:
+        assert store.stats().recovered_files > 0
+        check(store, both, others=np.arange(20, dtype=np.uint64))
+        assert contents(store, "a") == as_dict(KEYS, first)
+        store.settle("b")
+        store.drop("a")
+        store.verify()
+    with Store.open(path, pool=pool, read_only=True) as store:
+        check(store, both)
+
+
+def test_a_store_in_fsspec_memory(pool: ComputePool) -> None:
+    use(f"memory://{uuid.uuid4()}", pool)
+
+
+def test_a_store_on_s3(pool: ComputePool, s3_url: str) -> None:
+    use(f"{s3_url}/{uuid.uuid4()}", pool)
+
+
+def test_a_store_through_obstore(pool: ComputePool) -> None:
+    obstore = pytest.importorskip("obstore.store", reason="obstore is not installed")
+    shared = obstore.MemoryStore()
+    use(RemoteFiles(ObjectStore(shared), "obstore memory"), pool)
+
+
+def test_a_zarr_store_object(pool: ComputePool) -> None:
+    use(RemoteFiles(MemoryStore(), "zarr memory"), pool)
+
+
+def test_partitions_in_fsspec_memory(pool: ComputePool) -> None:
+    path = f"memory://{uuid.uuid4()}"
+    rows = rows_for(KEYS)
+    with Partitions.create(path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
+        table.append(KEYS, rows)
+        table.commit("a")
+    with Partitions.open(path, pool=pool, options=QUIET) as table:
+        check(table, as_dict(KEYS, rows))
+
+
+def test_a_damaged_or_missing_object_is_named(pool: ComputePool) -> None:
+    path = f"memory://{uuid.uuid4()}"
+    with Store.create(path, LAYOUT, pool=pool, file_rows=128, options=QUIET) as store:
+        store.append(KEYS, rows_for(KEYS))
+        store.commit("a", save_index=True)
+    files = RemoteFiles.from_url(path)
+    good = files.read("rows/c.1.0")
+    files.write("rows/c.1.0", [good[:50] + b"!" + good[51:]], len(good))
+    with Store.open(path, pool=pool) as store, pytest.raises(CorruptionError, match=r"rows/c\.1\.0 \(array rows\)"):
+        store.load(KEYS)
+    files.remove("rows/c.1.0")
+    with Store.open(path, pool=pool) as store, pytest.raises(CorruptionError, match=r"rows/c\.1\.0.*missing"):
+        store.load(KEYS)
+    with pytest.raises(StoreError, match=r"no manifest\.json there"):
+        Store.open(f"memory://{uuid.uuid4()}", pool=pool)
