@@ -110,11 +110,10 @@ class Token:
 class WorkingSet:
     """The distinct keys of one batch in one table, and where each occurrence finds its row.
 
-    Keys are asked for in groups by owner; rows are numbered in groups by device, the shards of the table.
+    Rows are numbered in groups by device, the shards of the table.
     """
 
-    keys: Keys  # (U,) distinct, grouped by owner
-    owner_starts: Int64s  # (N + 1,) owner r has keys[owner_starts[r]:owner_starts[r + 1]]
+    keys: Keys  # (U,) distinct
     row_of: Int32s  # (K,) row number of each occurrence
     offsets: Int64s  # (B * S + 1,) bags of this table's slots, example by example
     weights: Floats | None  # (K,)

@@ -1,11 +1,11 @@
-"""The working set of a batch in one table: distinct keys, numbered by device, asked for by owner.
+"""The working set of a batch in one table: distinct keys, their rows numbered by device.
 
 In: a batch, the numbers of the table's slots. Out: a `WorkingSet`. Distinct keys are found on the node's first device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,25 +14,37 @@ from daskps.backend.ops.partition import partition
 from daskps.backend.ops.table import DEVICE_SALT
 from daskps.backend.ops.unique import unique
 from daskps.backend.workspace import Workspace
-from daskps.types import Batch, Floats, Int64s, Keys, WorkingSet
+from daskps.types import Batch, Floats, Int32s, Int64s, Keys, WorkingSet
 
 
 def find_working_set(
-    batch: Batch, slots: tuple[int, ...], devices: Sequence[Device], scratch: Workspace | None = None
+    batch: Batch,
+    slots: tuple[int, ...],
+    devices: Sequence[Device],
+    scratch: Workspace | None = None,
+    device_of: Callable[[Keys], Int32s] | None = None,
 ) -> WorkingSet:
-    """The distinct keys of `slots`, dealt over `devices`."""
+    """The distinct keys of `slots`, dealt over `devices` by mixed bits, or as `device_of` says.
+
+    Rows that `device_of` has dealt cannot be searched for by a later batch: it is there to show worked examples.
+    """
     keys, offsets, weights = select_slots(batch, slots)
     first = devices[0]
     found = unique(first, keys=first.from_host(keys), workspace=scratch)
     distinct, row_of = first.to_host(found.keys), first.to_host(found.row_of)
     whole = np.array([0, len(distinct)], np.int64)
     if len(devices) == 1:
-        return WorkingSet(distinct, whole, row_of, offsets, weights, whole, None)
-    dealt = partition(first, keys=found.keys, parts=len(devices), salt=DEVICE_SALT)
-    key_of = first.to_host(dealt.order)
+        return WorkingSet(distinct, row_of, offsets, weights, whole, None)
+    if device_of is None:
+        dealt = partition(first, keys=found.keys, parts=len(devices), salt=DEVICE_SALT)
+        key_of, starts = first.to_host(dealt.order), dealt.starts
+    else:
+        part = device_of(distinct)
+        key_of = np.argsort(part, kind="stable").astype(np.int32)
+        starts = np.searchsorted(part[key_of], np.arange(len(devices) + 1)).astype(np.int64)
     row_at = np.empty(len(distinct), np.int32)
     row_at[key_of] = np.arange(len(distinct), dtype=np.int32)
-    return WorkingSet(distinct, whole, row_at[row_of], offsets, weights, dealt.starts, key_of)
+    return WorkingSet(distinct, row_at[row_of], offsets, weights, starts, key_of)
 
 
 def select_slots(batch: Batch, slots: tuple[int, ...]) -> tuple[Keys, Int64s, Floats | None]:
