@@ -75,9 +75,8 @@ def test_the_report_shows_its_charts_in_a_real_browser(outcome: Outcome, tmp_pat
         fetched = browser.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
         assert fetched == []  # nothing from outside
         svg = "document.querySelector('svg[data-chart]')"
-        browser.evaluate(
-            f"{svg}.dispatchEvent(new PointerEvent('pointermove', {{clientX: {svg}.getBoundingClientRect().left + 200}}))"
-        )
+        place = f"{svg}.getBoundingClientRect().left + 200"
+        browser.evaluate(f"{svg}.dispatchEvent(new PointerEvent('pointermove', {{clientX: {place}}}))")
         assert "progressive" in browser.evaluate("document.querySelector('.tip:not([hidden])').textContent")
 
 
