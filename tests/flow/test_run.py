@@ -1,0 +1,100 @@
+"""What a run does on its way: validates at a named batch, stops early, refuses what does not fit, names what broke."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daskps.config import make_job
+from daskps.errors import CapacityError, NonFiniteError
+from daskps.flow.inputs import synthetic
+from daskps.flow.progress import Outcome
+from tests.flow.conftest import SMALL, merged, model_bits
+
+Trained = Callable[..., tuple[Outcome, Path]]
+VALIDATED = {"data": {"validation_rows": 1_000}}
+
+
+def test_validation_sees_exactly_the_state_after_a_batch(trained: Trained) -> None:
+    often = trained(VALIDATED, {"train": {"validate_every_batches": 2, "batch_examples": 1_000}})[0].progress
+    assert [(item.batch, item.position) for item in often.validations] == [(1, 2_000), (3, 4_000), (5, 6_000)]
+    # In other batches and at another depth, the same rows were trained on at those points.
+    again = trained(VALIDATED, {"train": {"validate_every_batches": 4, "batch_examples": 500, "depth": 1}})[0].progress
+    assert [item.metrics for item in again.validations] == [item.metrics for item in often.validations]
+
+
+def test_validation_changes_nothing(trained: Trained) -> None:
+    plain = trained()[1]
+    validated = trained(VALIDATED, {"train": {"validate_every_batches": 1}})[1]
+    assert model_bits(validated) == model_bits(plain)
+
+
+def test_a_run_that_gets_no_better_stops_early(trained: Trained) -> None:
+    greedy = {
+        "tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 50.0}}},
+        "train": {"epochs": 20, "validate_every_batches": 1, "early_stopping_patience": 2},
+    }
+    progress = trained(VALIDATED, greedy)[0].progress
+    losses = [item.metrics["log_loss"] for item in progress.validations]
+    assert progress.stopped_early
+    assert progress.position < 20 * 6_000
+    assert min(losses[:-2]) <= min(losses[-2:])
+
+
+def test_several_epochs_go_over_the_data_again(trained: Trained) -> None:
+    progress = trained({"train": {"epochs": 3}})[0].progress
+    assert progress.examples == progress.position == 18_000
+    assert progress.metrics["examples"] == 18_000
+
+
+def test_a_step_that_cannot_fit_the_devices_is_refused_with_figures(trained: Trained) -> None:
+    with pytest.raises(CapacityError, match=r"alone needs [\d,]+ distinct rows, but this node fits [\d,]+: raise"):
+        trained({"budget": {"hbm_bytes": 40_000}})
+
+
+def test_a_batch_too_large_for_the_devices_is_cut(trained: Trained) -> None:
+    whole = trained({"train": {"batch_examples": 6_000, "depth": 1}})
+    cut = trained({"budget": {"hbm_bytes": 1_000_000}, "train": {"batch_examples": 6_000, "depth": 1}})
+    assert cut[0].progress.batch > whole[0].progress.batch
+    assert model_bits(cut[1]) == model_bits(whole[1])
+
+
+def test_a_diverging_run_names_the_mini_batch_and_keeps_its_snapshot(trained: Trained, tmp_path: Path) -> None:
+    good = trained({"data": {"synthetic": {"examples": 2_000}}}, out=tmp_path / "model")[1]
+    before = model_bits(good)
+    wild = {"tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 1e9}}}, "model": {"kind": "dnn"}}
+    with pytest.raises(NonFiniteError, match=r"batch \d+ \(steps \d+ to \d+\).*mini-batch \d+"):
+        trained(wild, {"tables": {"main": {"initialiser": {"scale": 10.0}}}}, out=tmp_path / "wild")
+    assert model_bits(good) == before
+
+
+def test_the_pool_uses_the_cores_it_is_given(trained: Trained) -> None:
+    job = make_job(merged(SMALL, {"cluster": {"cores": 3}}))
+    assert job.cluster.cores == 3
+    stages = {stage.stage for report in trained()[0].progress.reports for stage in report.stages}
+    assert stages == {"read", "dedup", "pull", "load", "train", "push"}
+
+
+def test_learning_is_real(trained: Trained) -> None:
+    """Small versions of the benchmark: a good part of the way from 0.5 to the best possible AUC."""
+    job = {
+        "data": {
+            "synthetic": {
+                "examples": 60_000,
+                "slots": 6,
+                "keys_per_bag": 1,
+                "keys_per_slot": 200,
+                "interaction_scale": 0,
+            },
+            "validation_rows": 20_000,
+        },
+        "tables": {"main": {"dimension": 1, "optimizer": {"kind": "adagrad", "learning_rate": 0.05}}},
+        "model": {"kind": "lr"},
+        "train": {"minibatch_examples": 250, "batch_examples": 10_000, "epochs": 2},
+    }
+    progress = trained(job)[0].progress
+    best = synthetic(make_job(merged(SMALL, job))).best(60_000, 80_000).auc
+    reached = progress.validations[-1].metrics["auc"]
+    assert (reached - 0.5) / (best - 0.5) > 0.95
+    assert np.isfinite(progress.validations[-1].metrics["log_loss"])
