@@ -84,14 +84,14 @@ def test_learning_is_real(trained: Trained) -> None:
                 "examples": 60_000,
                 "slots": 6,
                 "keys_per_bag": 1,
-                "keys_per_slot": 200,
+                "keys_per_slot": 40,
                 "interaction_scale": 0,
             },
             "validation_rows": 20_000,
         },
         "tables": {"main": {"dimension": 1, "optimizer": {"kind": "adagrad", "learning_rate": 0.05}}},
         "model": {"kind": "lr"},
-        "train": {"minibatch_examples": 250, "batch_examples": 10_000, "epochs": 2},
+        "train": {"minibatch_examples": 250, "batch_examples": 10_000},
     }
     progress = trained(job)[0].progress
     best = synthetic(make_job(merged(SMALL, job))).best(60_000, 80_000).auc
