@@ -74,9 +74,10 @@ def test_the_report_shows_its_charts_in_a_real_browser(outcome: Outcome, tmp_pat
         assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         fetched = browser.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
         assert fetched == []  # nothing from outside
-        svg = "document.querySelector('svg[data-chart]')"
-        place = f"{svg}.getBoundingClientRect().left + 200"
-        browser.evaluate(f"{svg}.dispatchEvent(new PointerEvent('pointermove', {{clientX: {place}}}))")
+        browser.evaluate(
+            "(svg => svg.dispatchEvent(new PointerEvent('pointermove', {clientX: svg.getBoundingClientRect().x + 99})))"
+            "(document.querySelector('svg[data-chart]'))"
+        )
         assert "progressive" in browser.evaluate("document.querySelector('.tip:not([hidden])').textContent")
 
 
