@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import Client, Future, Variable, fire_and_forget, get_client, secede
+from distributed import Client, Future, Variable, fire_and_forget, get_worker, secede
 
 from daskps.cluster.plugin import NannyMemoryPlugin, NodePlugin
 from daskps.config import Job, make_job
@@ -103,8 +103,14 @@ def _variable(name: str, kind: str, client: Client) -> Variable:
 
 def _drive(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """The driver's task."""
-    client = get_client()
+    worker = get_worker()
     secede()  # it waits for the stages' tasks, so it must not take one of the worker's threads
+    # A client of its own, which ends with the run: the worker's would go on asking for a scheduler that is gone.
+    with Client(worker.scheduler.address, security=worker.security, set_as_default=False) as client:
+        return _drive_with(client, settings, name)
+
+
+def _drive_with(client: Client, settings: dict[str, Any], name: str) -> dict[str, Any]:
     stop, shown = _variable(name, "stop", client), _variable(name, "progress", client)
     looked = [time.monotonic(), False]
 
