@@ -21,6 +21,11 @@ KERNEL(rows_gather, const float* rows, int32_t width, const int32_t* index, int6
 // rows[index[i]] = values[i]; each number at most once
 KERNEL(rows_scatter, const float* values, int32_t width, const int32_t* index, int64_t n, float* rows) {
     FOR_TILES(i, n) {
+#if ON_CPU
+        if (i + 8 < i_end) {
+            PREFETCH_RUN(rows + (int64_t)index[i + 8] * width, width);
+        }
+#endif
         if (index[i] < 0) continue;
         copy_row((const uint32_t*)values + i * width, (uint32_t*)rows + (int64_t)index[i] * width, width);
     }

@@ -1,5 +1,5 @@
-// The hash table: key to row number. Open addressing with linear probing over any number of slots; a slot is taken when
-// its row is not negative, so every 64-bit key is legal. One table per device; a launch reaches all of them through the
+// The hash table: key to row number. Open addressing, slot after slot from a key's bucket on; a slot is taken when its
+// row is not negative, so every 64-bit key is legal. One table per device; a launch reaches all of them through the
 // array of shards, and the shard of a key is a function of the key alone.
 #include "shard.cuh"
 
@@ -38,7 +38,7 @@ DEVICE void find_block(const uint64_t* keys, int64_t count, const Shard* shards,
     mix_block(keys, count, SHARD_SALT, home);
     for (int64_t j = 0; j < count; ++j) shard[j] = shards + (shard_count == 1 ? 0 : part_of(home[j], shard_count));
     mix_block(keys, count, SLOT_SALT, home);
-    for (int64_t j = 0; j < count; ++j) home[j] = MULTIPLY_HIGH(home[j], (uint64_t)shard[j]->capacity);
+    for (int64_t j = 0; j < count; ++j) home[j] = (uint64_t)home_slot_of(home[j], shard[j]->capacity);
     for (int64_t j = 0; j < AHEAD && j < count; ++j) PREFETCH((const Slot*)shard[j]->slots + home[j]);
     for (int64_t j = 0; j < count; ++j) {
         if (j + AHEAD < count) PREFETCH((const Slot*)shard[j + AHEAD]->slots + home[j + AHEAD]);

@@ -89,7 +89,7 @@ CPU_KERNEL(unique_parts, uint64_t* mixed, const int32_t* part_starts, int32_t bi
         int32_t* const numbers = local + part_starts[part];
         const int32_t n = part_starts[part + 1] - part_starts[part];
         uint64_t mask = 63;
-        while (mask < (uint64_t)n / 2) mask = 2 * mask + 1;
+        while (mask < (uint64_t)n) mask = 2 * mask + 1;
         int32_t count = 0;
         fill_table(table, mask, keys, 0);
         for (int32_t i = 0; i < n; ++i) {
@@ -135,7 +135,9 @@ CPU_KERNEL(unique_number, const uint64_t* keys, int64_t n, int32_t bits, const i
         mix_block(keys + start, count, 0, block);
         for (int64_t j = 0; j < count; ++j) {
             const int64_t part = top_bits(block[j], bits);
-            row_of[start + j] = bases[part] + local[next[part]++];
+            const int32_t* from = local + next[part]++;
+            PREFETCH(from + 16);  // no hardware follows a thousand streams
+            row_of[start + j] = bases[part] + *from;
         }
     }
     FOR_ITEMS(part, parts) {

@@ -16,26 +16,28 @@ from daskps.backend.device import Array, Device
 from daskps.errors import ArgumentError, CapacityError
 
 SLOT_BYTES = 16
-LOAD = 0.6  # keys per slot: about 1.75 probes for a key that is there, 3.6 for one that is not
+BUCKET = 4  # slots of a cache line, as in kernels/shard.cuh
+LOAD = 0.6  # keys per slot: nine of ten keys are in their own bucket
 DEVICE_SALT = 0xD1B54A32D192ED03  # as in kernels/shard.cuh
 
 
 def table_slots(keys: int) -> int:
     """The number of slots for so many keys."""
-    return max(int(keys / LOAD) + 1, 8)
+    return max(int(keys / LOAD / BUCKET) + 1, 2) * BUCKET
 
 
 def build_table(device: Device, *, keys: Array, first_row: int = 0, slots: Array | None = None) -> Array:
     """Slots (capacity, 2) in which key i has row ``first_row + i``. `keys` must be distinct.
 
-    `slots` gives memory to use, with any content; by default it is made in the size `table_slots` tells.
+    `slots` gives memory to use, with any content; by default it is made in the size `table_slots` tells. Whole buckets
+    of four slots count.
     """
     check_array("build_table", "keys", keys, device, np.uint64, (None,))
     check_int32_count("build_table", "rows", first_row + len(keys))
     if slots is None:
         slots = device.empty((table_slots(len(keys)), 2), np.uint64)
     check_array("build_table", "slots", slots, device, np.uint64, (None, 2))
-    capacity = len(slots)
+    capacity = len(slots) // BUCKET * BUCKET
     if len(keys) > capacity:
         raise CapacityError(
             f"a hash table of {capacity:,} slots cannot hold {len(keys):,} keys; give it at least "
@@ -96,7 +98,7 @@ def join_shards(shards: Sequence[Shard]) -> Shards:
     table = np.zeros((len(shards), 5), np.uint64)
     for m, shard in enumerate(shards):
         if shard.slots is not None:
-            table[m, :2] = shard.device.pointer(shard.slots), len(shard.slots)
+            table[m, :2] = shard.device.pointer(shard.slots), len(shard.slots) // BUCKET * BUCKET
         table[m, 2:] = shard.device.pointer(shard.rows), first_rows[m], len(shard.rows)
         first_rows.append(first_rows[m] + len(shard.rows))
     check_int32_count("join_shards", "rows", first_rows[-1])
