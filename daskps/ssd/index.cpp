@@ -20,19 +20,24 @@ DEVICE int64_t home_of(uint64_t hash, int64_t capacity) {
     return (int64_t)(((hash >> 24) & 0xffffffffu) * (uint64_t)capacity >> 32);
 }
 
-DEVICE uint64_t rest_at(const uint8_t* slot) {
+// A slot is 6 bytes of hash and 4 of place, little-endian. It is read and written as 8 + 2 bytes: loads that straddle two
+// earlier stores would wait for both to reach the cache.
+DEVICE uint64_t word_of(const uint8_t* slot) {
     uint64_t word;
     memcpy(&word, slot, 8);
-    return word & LOW48;
+    return word;
 }
+DEVICE uint64_t rest_at(const uint8_t* slot) { return word_of(slot) & LOW48; }
 DEVICE uint32_t place_at(const uint8_t* slot) {
-    uint32_t place;
-    memcpy(&place, slot + 6, 4);
-    return place;
+    uint16_t high;
+    memcpy(&high, slot + 8, 2);
+    return (uint32_t)high << 16 | (uint32_t)(word_of(slot) >> 48);
 }
 DEVICE void put(uint8_t* slot, uint64_t rest, uint32_t place) {
-    memcpy(slot, &rest, 6);
-    memcpy(slot + 6, &place, 4);
+    const uint64_t word = rest | (uint64_t)place << 48;
+    const uint16_t high = (uint16_t)(place >> 16);
+    memcpy(slot, &word, 8);
+    memcpy(slot + 8, &high, 2);
 }
 
 struct Group {
