@@ -1,4 +1,4 @@
-"""Sums, least values and means over all nodes, by a tree over the ranks, for any number of nodes.
+"""Sums, least values and means over all nodes, by a tree over the ranks, for any number of nodes; and a gathering.
 
 In: one array of equal shape from every node. Out: the same bits on every node. Ranks above the largest power of two are
 folded into the lower ones, which then exchange in pairs at distances 1, 2, 4...: log2 N + 2 messages on the way, two
@@ -50,6 +50,15 @@ async def _part(session: Session, kind: str, batch: int, step: int, sender: int,
             f"mine is {like.dtype}{like.shape}; all nodes must run one job and one version of daskps"
         )
     return part
+
+
+async def gather(session: Session, kind: str, batch: int, mine: tuple[Array, ...]) -> list[tuple[Array, ...]]:
+    """Arrays of any shape from all ranks above 0 to rank 0, by rank; nothing to the others."""
+    session.check()
+    if session.rank:
+        session.send(0, kind, batch, arrays=mine)
+        return []
+    return [(await session.receive(kind, batch, peer)).arrays for peer in session.peers]
 
 
 async def sum_dense(session: Session, batch: int, step: int, mine: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

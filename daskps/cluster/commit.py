@@ -223,6 +223,11 @@ class Epoch:
         self.number = number
         self._index = index
 
+    @property
+    def index(self) -> int:
+        """Of the last log entry that this epoch has seen."""
+        return self._index
+
     def name(self, batch: int) -> str:
         """The id of this epoch's snapshot after `batch`; partitions prepare under it."""
         return f"{self.number:06d}-{batch:08d}"

@@ -21,7 +21,7 @@ from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
 class Touched:
     """Rows of one table that occur in a step, each once. A row whose gradient is zero is touched all the same."""
 
-    rows: Int32s  # (T,) row numbers in the batch's table
+    rows: Int32s  # (T,) positions of their keys in what the node has pulled
     sums: Int64s  # (T, D)
 
 

@@ -8,6 +8,7 @@ takes the same way, without a socket.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from daskps.cluster import collective
 from daskps.cluster.exchange import Exchange, Touched
 from daskps.cluster.loop import LoopThread
+from daskps.cluster.message import Array
 from daskps.cluster.owner import Rows
 from daskps.cluster.partition import KeyPartition
 from daskps.cluster.peers import Peers
@@ -55,6 +58,7 @@ class Link:
         self._transport: Transport = self._loop.run(_make_transport())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner")
         self._peers: Peers | None = None
+        self.busy_seconds = 0.0  # that MEM-PS has worked here, for whomever
         self.address = "" if alone else self._loop.run(self._transport.start(wire.listen_on, wire.listen_args))
 
     @property
@@ -90,7 +94,14 @@ class Link:
         self._loop.run(begin())
 
     async def _work(self, call: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, call)
+
+    def _timed(self, call: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        try:
+            return call()
+        finally:
+            self.busy_seconds += time.perf_counter() - start
 
     def agree_steps(self, batch: int, fitting_steps: int, need: str) -> int:
         """Steps of the proposed batch that all nodes can take."""
@@ -143,6 +154,10 @@ class Link:
 
         self._loop.run(all_tables())
 
+    def gather(self, kind: str, batch: int, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
+        """Rank 0 gets the arrays of all others, by rank; the others, who get nothing, do not wait."""
+        return self._loop.run(collective.gather(self.peers.session, kind, batch, tuple(arrays)))
+
     def prepared(self, snapshot: str, batch: int) -> None:
         """Wait until this node's partitions have prepared the snapshot that ends with `batch`."""
         self._loop.run(self.peers.prepared(snapshot, batch))
@@ -151,10 +166,10 @@ class Link:
         """Run `call` in the thread in which MEM-PS and its store are used, and wait for it."""
         return self._thread.submit(call).result()
 
-    def fail(self, error: DaskpsError) -> None:
+    def fail(self, error: DaskpsError, tell: bool = True) -> None:
         """Stop this node's part and tell all peers why; those who wait get an error."""
         if self._peers is not None:
-            self._loop.call(self._peers.session.fail, error)
+            self._loop.call(self._peers.session.fail, error, tell)
 
     def close(self) -> None:
         """End the link: what waits gets an error, peers see the connection end, and the rows are not used any more."""

@@ -26,6 +26,7 @@ def open_rows(
     snapshot: str | None,
     live: Iterable[str],
     pool: ComputePool,
+    file_rows: int | None = None,
     options: Options | None = None,
 ) -> Partitions:
     """The partitions `owned` below `path` at `snapshot`, or new ones for a model that has none yet."""
@@ -39,6 +40,7 @@ def open_rows(
             partitions=placement.partitions,
             hash=placement.hash,
             owned=owned,
+            file_rows=file_rows,
             options=options,
         )
     rows = Partitions.open(path, pool=pool, owned=owned, snapshot=snapshot, options=options)

@@ -22,6 +22,8 @@ WAITS = {
     "late": ("load", "late rows"),
     "sums": ("train", "gradient sums"),
     "dense": ("train", "dense sums"),
+    "metrics": ("train", "metrics of its examples"),
+    "validation": ("evaluate", "metrics of its validation examples"),
     "touched": ("train", "which rows to merge"),
     "rows": ("train", "rows to merge"),
     "found": ("evaluate", "rows looked up"),

@@ -23,6 +23,7 @@ from daskps.errors import DaskpsError, PeerError, StaleError
 logger = logging.getLogger("daskps.cluster")
 
 HELLO = "hello"
+JOIN_SECONDS = 30.0  # all nodes join at the same moment; one that does not is gone
 
 
 class _Pieces:
@@ -109,8 +110,9 @@ class Transport:
     ) -> None:
         """Connect to all lower ranks, wait for all higher ones. Messages go to `deliver`, lost peers to `lost`."""
         self._member, self._deliver, self._lost = member, deliver, lost
+        seconds = min(member.wait_seconds, JOIN_SECONDS)
         try:
-            async with asyncio.timeout(member.wait_seconds):
+            async with asyncio.timeout(seconds):
                 for rank in range(member.rank):
                     comm = await connect(addresses[rank], deserialize=False, **(connection_args or {}))
                     connection = Connection(comm)
@@ -124,7 +126,7 @@ class Transport:
             missing = {rank: address for rank, address in others.items() if rank not in self._connections}
             raise PeerError(
                 f"node {member.rank}, stage open: no connection with {missing} "
-                f"within {member.wait_seconds:g} s: {error!r}; workers must reach each other on ports of their own"
+                f"within {seconds:g} s: {error!r}; workers must reach each other on ports of their own"
             ) from None
 
     def send(self, rank: int, message: Message) -> None:

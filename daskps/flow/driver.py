@@ -11,23 +11,24 @@ stage before it (same batch) and for itself (batch before), so each kind of stag
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from dask.base import annotate
-from distributed import Client, Future
+from distributed import Client
 
 from daskps.config import Job
 from daskps.errors import DataError
+from daskps.flow.begin import Begun
+from daskps.flow.fitting import fitting_steps
 from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation
 from daskps.flow.sizing import Sizer
 from daskps.flow.stages import run_control, run_stage
+from daskps.flow.tasks import Task, Tasks, present
 from daskps.types import Token
-
-Task: TypeAlias = Future[Any]
 
 
 @dataclass(slots=True)
@@ -57,15 +58,18 @@ class Driver:
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
         frame: Any = None,
+        before: Driver | None = None,
     ) -> None:
-        self._client = client
+        self._tasks = Tasks(client, workers, run)
         self._workers = workers
         self._job = job
         self._run = run
         self._on_progress = on_progress
         self._should_stop = should_stop
         self._frame = frame
-        self._tasks = 0  # submitted so far
+        self.epoch: int = before.epoch if before else 0  # 0 until one has begun
+        self.progress: Progress = before.progress if before else Progress(0, 0, -1)
+        self._again = before is not None
         self._done: queue.Queue[Task] = queue.Queue()
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
         self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
@@ -74,27 +78,46 @@ class Driver:
 
     def run(self) -> Outcome:
         """Train from the last snapshot to the end of the data, or until asked to stop; leave a snapshot behind."""
-        opened: Opened = self._control("open", self._workers, self._job, self._frame)[0]
-        self._opened = opened
-        self._sizer = Sizer(self._job, opened)
-        self._step, self._batch = self._step_at(opened.position), opened.batch
-        self._stop_step = opened.steps.count(opened.rows)
-        self._progress = Progress(opened.position, opened.rows, opened.batch)
-        self._progress.snapshot = opened.snapshot
-        self._progress.metrics = opened.metrics
         try:
+            opened = self._open()
             while self._step < self._stop_step and not self._should_stop():
                 self._segment()
                 self._validate()
                 if self._patience_lost():
-                    self._progress.stopped_early = True
+                    self.progress.stopped_early = True
                     break
             self._snapshot_at_rest()
         finally:
             self._flights.clear()
             self._last.clear()  # what has not begun is forgotten by Dask
-            self._control("close")
-        return Outcome(opened.directory, self._progress.snapshot, self._progress)
+            self._pushes.clear()
+            self._tasks.on_present(self._workers, run_control, "close", self._run, self.epoch)
+        return Outcome(opened.directory, self.progress.snapshot, self.progress)
+
+    def _open(self) -> Opened:
+        """Open the model on all nodes: nobody has it open, one begins an epoch, all open it, all join."""
+        path = os.fspath(self._job.out).rstrip("/")
+        others = [worker for worker in present(self._tasks.client) if worker not in self._workers]
+        self._tasks.on_present(others, run_control, "release", self._run, self.epoch, path, False, self._again)
+        self._control("release", path, True, self._again)
+        begun: Begun = self._control("begin", self._job, self._run, self.epoch, ranks=[0])[0]
+        self.epoch = begun.epoch
+        ranks = range(len(self._workers))
+        places = [(rank, len(ranks), self._job, begun, self._frame) for rank in ranks]
+        answers: list[Opened] = self._tasks.results(
+            [self._task("control", rank, run_control, "open", self._run, self.epoch, *places[rank]) for rank in ranks]
+        )
+        if len({answer.rows for answer in answers}) > 1:
+            found = {rank: answer.rows for rank, answer in enumerate(answers)}
+            raise DataError(f"nodes see different data, rows by node: {found}; all need the same files")
+        self._control("join", [answer.address for answer in answers])
+        opened = replace(answers[0], row_capacity=min(answer.row_capacity for answer in answers))
+        self._opened = opened
+        self._sizer = Sizer(self._job, opened)
+        self._step, self._batch = self._step_at(opened.position), opened.batch
+        self._stop_step = opened.steps.count(opened.rows)
+        self.progress.go_back(opened.position, opened.rows, opened.batch, opened.snapshot, opened.metrics)
+        return opened
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -112,12 +135,13 @@ class Driver:
                 self._step, units = stop, units - 1
             if not self._flights:
                 return
-            self._take(self._done.get())
+            self._take(self._tasks.next(self._done))
 
     def _take(self, future: Task) -> None:
         """A watched task has ended: when it was the batch's last, go on with the batch."""
         flight = self._flights[self._watched.pop(future.key)]
-        flight.answers.append(future.result())  # raises what the stage raised
+        waited_for = [task for other in self._flights.values() for task in other.futures]
+        flight.answers.append(self._tasks.result(future, waited_for))  # raises what the stage raised
         if len(flight.answers) == len(self._workers) and flight.numbered:
             self._finish(flight)
         # Batches get their numbers in the order of their steps, so a cut batch holds up those after it.
@@ -134,7 +158,7 @@ class Driver:
     def _number(self, flight: _Flight) -> None:
         """All nodes know the batch's distinct keys: cut it where the tightest node must, or send for its rows."""
         token = flight.token
-        fitting = min(flight.answers)
+        fitting = fitting_steps(token.stop_step - token.first_step, flight.answers)
         if fitting < token.stop_step - token.first_step:
             del self._flights[token.first_step]
             for first in range(token.first_step, token.stop_step, fitting):
@@ -163,8 +187,8 @@ class Driver:
         if token.snapshot:
             self._publish(token.snapshot, token.batch, token.stop_step, [report.receipts for report in reports])
         self._sizer.learn(reports)
-        self._progress.finish(token, reports, self._position(token.stop_step))
-        self._on_progress(self._progress)
+        self.progress.finish(token, reports, self._position(token.stop_step))
+        self._on_progress(self.progress)
 
     # -- steps and positions ---------------------------------------------------------------------------------------
 
@@ -188,22 +212,22 @@ class Driver:
     def _validate(self) -> None:
         if not self._opened.validation_rows:
             return
-        answers = self._control("evaluate")
-        self._progress.validations.append(Validation(self._batch, self._progress.position, answers[0]))
-        self._on_progress(self._progress)
+        answers = self._control("evaluate", self._batch)
+        self.progress.validations.append(Validation(self._batch, self.progress.position, answers[0]))
+        self._on_progress(self.progress)
 
     def _patience_lost(self) -> bool:
         patience = self._job.train.early_stopping_patience
-        losses = [validation.metrics["log_loss"] for validation in self._progress.validations]
+        losses = [validation.metrics["log_loss"] for validation in self.progress.validations]
         return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
 
     def _snapshot_at_rest(self) -> None:
         name = self._name(self._batch)
-        if self._progress.snapshot == name or self._batch == self._opened.batch:
+        if self.progress.snapshot == name or self._batch == self._opened.batch:
             return  # nothing was trained since the last one
         receipts = self._control("prepare", name, self._batch)
         self._publish(name, self._batch, self._step, receipts)
-        self._on_progress(self._progress)
+        self._on_progress(self.progress)
 
     def _publish(self, name: str, batch: int, stop_step: int, receipts: list[dict[str, Any]]) -> None:
         """Every node has prepared: one log entry makes it the last snapshot, then the nodes confirm."""
@@ -211,24 +235,22 @@ class Driver:
         position = self._position(stop_step)
         live = self._control("publish", name, batch, position, merged, ranks=[0])[0]
         self._control("confirm", live)
-        self._progress.snapshot = name
+        self.progress.snapshot = name
 
     def _name(self, batch: int) -> str:
         return f"{self._opened.epoch:06d}-{batch:08d}"
 
     # -- Dask ------------------------------------------------------------------------------------------------------
 
-    def _submit(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Task:
-        self._tasks += 1
-        key = (f"daskps-{executor}", self._run, self._tasks)  # Dask's pages group tasks by the first part
-        with annotate(executor=f"daskps-{executor}"):
-            return self._client.submit(call, *values, key=key, pure=False, workers=[self._workers[rank]], retries=0)
+    def _task(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Task:
+        return self._tasks.submit(executor, self._workers[rank], call, *values)
 
     def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
         """Have every node (or `ranks`) do one thing outside the stages, and wait for the answers."""
         ranks = range(len(self._workers)) if ranks is None else ranks
-        futures = [self._submit("control", rank, run_control, verb, rank, self._run, *values) for rank in ranks]
-        return list(self._client.gather(futures))
+        return self._tasks.results(
+            [self._task("control", rank, run_control, verb, self._run, self.epoch, *values) for rank in ranks]
+        )
 
     def _stage(self, stage: str, token: Token, before: list[Task] | None = None) -> list[Task]:
         """The tasks of one stage, one per node: each after `before` and after the stage's batch before."""
@@ -237,7 +259,7 @@ class Driver:
             after = [before[rank]] if before else []
             if (stage, rank) in self._last:
                 after.append(self._last[stage, rank])
-            self._last[stage, rank] = future = self._submit(stage, rank, run_stage, stage, token, *after)
+            self._last[stage, rank] = future = self._task(stage, rank, run_stage, stage, token, *after)
             futures.append(future)
         return futures
 

@@ -1,41 +1,45 @@
 """A node that is open: the job's parts put together on one worker, and what happens to them outside the stages.
 
-In: a job, the workers of the run, the node's rank. Out: the open tiers, network and readers; snapshots prepared,
-published and confirmed; evaluation at rest.
+In: a job, an epoch that was begun for all nodes, the node's rank. Out: the open tiers, network and readers, a link to
+the other nodes; snapshots prepared, published and confirmed; evaluation at rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from daskps.backend.device import CpuDevice, Device, devices
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
-from daskps.cluster.commit import Draft, ModelDirectory, Snapshot, follow, settle
-from daskps.cluster.node import Flight, Flights, NodeTable
+from daskps.cluster.commit import Draft, Epoch, ModelDirectory, Snapshot, follow
+from daskps.cluster.link import Link, Wire
+from daskps.cluster.node import Flights, NodeTable
+from daskps.cluster.partition import KeyPartition
+from daskps.cluster.rows import open_rows
+from daskps.cluster.session import Member
 from daskps.config import Job
 from daskps.data.order import Steps
-from daskps.errors import CapacityError, ConfigError, StaleError
+from daskps.errors import ConfigError, DaskpsError, StaleError, TrainingError
 from daskps.flow import inputs
+from daskps.flow.begin import Begun, placement_of
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
+from daskps.flow.room import Room
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
-from daskps.mem.budget import split
 from daskps.mem.memps import MemPS
 from daskps.model import engine, network
 from daskps.model.metrics import Metrics
-from daskps.ssd import Options, Partitions
-from daskps.ssd.format import KEY_BYTES, default_file_rows
+from daskps.ssd import Options
 from daskps.types import Floats, Keys
-
-DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Opened:
     """What a node tells the driver when it is open."""
 
     epoch: int
+    address: str  # of its link, for the other nodes
     directory: str
     snapshot: str | None  # that it was opened from
     batch: int  # the last one that the snapshot holds; -1 for a new model
@@ -57,40 +62,89 @@ class Opened:
 class OpenNode:
     """The open node of one worker."""
 
-    def __init__(self, run: str, rank: int, workers: list[str], job: Job, frame: Any = None) -> None:
-        self.run, self.rank, self.nodes, self.job = run, rank, len(workers), job
+    def __init__(
+        self, run: str, rank: int, nodes: int, job: Job, begun: Begun, *, frame: Any = None, wire: Wire | None = None
+    ) -> None:
+        self.run, self.rank, self.nodes, self.job = run, rank, nodes, job
         self._idle, self._working, self._closed = threading.Condition(), 0, False
+        self.directory = ModelDirectory(os.fspath(job.out))
+        if (newest := self.directory.state().epoch) != begun.epoch:
+            raise StaleError(f"{self.directory.path} is in epoch {newest}; epoch {begun.epoch} of run {run} is over")
+        self.epoch = Epoch(self.directory, run, begun.epoch, begun.index)
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
+        self.partition = KeyPartition(placement_of(job), nodes, self.pool)
+        self.link = Link(wire or Wire(), alone=nodes == 1)
+        self.tables: list[NodeTable] = []
+        self.training: inputs.StepReader | None = None
+        self.validation: inputs.StepReader | None = None
+        try:
+            self._open(begun, frame)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, begun: Begun, frame: Any) -> None:
+        job = self.job
         self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
         self.host = CpuDevice(0, self.pool)  # makes initial rows, which belong to MEM-PS
         self.features = inputs.features(job)
         self.specs = table_specs(job, self.features)
-        self.directory = ModelDirectory(os.fspath(job.out))
-        self.epoch = self.directory.begin_epoch(run)
-        self.flights = Flights(run, self.epoch.number)
-        self.training = inputs.open_training(job, self.pool, rank, self.nodes, frame)
-        self.validation = inputs.open_validation(job, self.pool, rank, self.nodes)
+        self.room = Room(job, self.specs, self.partition)
+        self.flights = Flights(self.run, begun.epoch)
+        self.training = inputs.open_training(job, self.pool, self.rank, self.nodes, frame)
+        self.validation = inputs.open_validation(job, self.pool, self.rank, self.nodes)
         self.networks = self._networks()
-        self.metrics = Metrics()
-        self.snapshot = self.directory.snapshot()
-        self.base: Snapshot | None = None  # of another model, that this new one starts from
+        self.metrics = Metrics()  # rank 0: of all nodes; others: of what rank 0 has not counted yet
+        self.snapshot = self.directory.snapshot(begun.snapshot) if begun.snapshot is not None else None
         if self.snapshot is not None:
             self._take_up(self.directory, self.snapshot)
-        elif job.start_from is not None:
-            self._start_from(ModelDirectory(job.start_from))
-        self.tables = [self._open_table(spec) for spec in self.specs]
+            if self.rank:
+                self.metrics.clear()
+        elif begun.base is not None:
+            base = ModelDirectory(str(job.start_from))
+            found = base.snapshot(begun.base)
+            assert found is not None
+            self._take_up(base, found)
+            self.metrics.clear()  # at the first row of the data
+        for spec in self.specs:
+            self.tables.append(self._open_table(spec, begun.snapshot or begun.base))
         self.trainer = Trainer(
             self.devices,
             self.networks,
             dense_optimizer(job.model.optimizer),
             self.metrics,
-            job.train.block_examples,
+            self.steps,
+            self.training.rows,
         )
         self.dedup_scratch = Workspace(self.devices[0])
         self.previous: list[HbmTable] = []
         self._captured: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}  # dense state of snapshots on their way
+        self.counted = -1  # the last batch whose statistics were reported
+
+    def join(self, addresses: list[str]) -> None:
+        """All nodes are open: connect to them, and begin to serve this node's rows."""
+        cluster = self.job.cluster
+        self.link.join(
+            Member(self.run, self.epoch.number, self.rank, self.nodes, cluster.wait_seconds),
+            addresses,
+            {table.spec.name: table.mem for table in self.tables},
+            self.partition,
+            first_batch=self.first_batch,
+            check_replicas=cluster.check_replicas,
+        )
 
     # -- opening ---------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> Steps:
+        """What this node takes of every step."""
+        train, cluster = self.job.train, self.job.cluster
+        return Steps(train.minibatch_examples, self.nodes, self.rank, cluster.devices, train.block_examples)
+
+    @property
+    def first_batch(self) -> int:
+        """The first one of this epoch."""
+        return 0 if self.snapshot is None else self.snapshot.draft.batch + 1
 
     def _networks(self) -> list[network.Network]:
         """One replica per device; stand-ins share one."""
@@ -117,74 +171,45 @@ class OpenNode:
             {name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")}
         )
 
-    def _start_from(self, base: ModelDirectory) -> None:
-        """Begin with the rows and the network of another model, at the first row of the data, with fresh metrics."""
-        self.base = base.snapshot()
-        if self.base is None:
-            raise ConfigError(f"start_from: {base.path} holds no model; check the path")
-        self._take_up(base, self.base)
-        self.metrics = Metrics()
-        for spec in self.specs:
-            target = f"{self.directory.path}/tables/{spec.name}"
-            shutil.rmtree(target, ignore_errors=True)
-            # Parameter files are never changed, so links will do where the file system has them.
-            shutil.copytree(f"{base.path}/tables/{spec.name}", target, copy_function=_link_or_copy)
-
-    def _open_table(self, spec: TableSpec) -> NodeTable:
-        store = self._open_store(spec)
-        mem = MemPS(
-            layout=spec.layout,
-            store=store,
-            initial=row_filler(self.job, spec, self.host),
-            memory_bytes=self._memory_bytes(spec),
+    def _open_table(self, spec: TableSpec, start: str | None) -> NodeTable:
+        """This node's partitions of a table, as the log says they are, and the cache over them."""
+        store = open_rows(
+            self.directory.files,
+            f"{self.directory.path}/tables/{spec.name}",
+            spec.layout,
+            placement=self.partition.placement,
+            owned=self.partition.owned(self.rank),
+            snapshot=start,
+            live=(*self.directory.state().live, *([] if start is None else [start])),
             pool=self.pool,
-            nodes=self.nodes,
-            run=self.run,
-            epoch=self.epoch.number,
-            first_batch=0 if self.snapshot is None else self.snapshot.draft.batch + 1,
-            lru_share=self.job.cluster.lru_share,
+            file_rows=self.room.file_rows(spec),
+            options=Options(disk_bytes=self.job.budget.disk_bytes),
         )
-        return NodeTable(spec, mem, store)
-
-    def _open_store(self, spec: TableSpec) -> Partitions:
-        """This node's partitions of a table, as the log says they are."""
-        path, job = f"{self.directory.path}/tables/{spec.name}", self.job
-        options = Options(disk_bytes=job.budget.disk_bytes)
-        start = self.snapshot or self.base
-        if start is None:
-            # What a run left behind that never published is nobody's.
-            self.directory.files.remove_folder(path)
-            hash_kind: Literal["mixed", "modulo"] = "mixed" if job.cluster.partition_by == "hash" else "modulo"
-            return Partitions.create(
-                path,
-                spec.layout,
+        try:
+            mem = MemPS(
+                layout=spec.layout,
+                store=store,
+                initial=row_filler(self.job, spec, self.host),
+                memory_bytes=self.room.memory_bytes(spec),
                 pool=self.pool,
-                partitions=job.cluster.partitions,
-                hash=hash_kind,
-                file_rows=self._file_rows(spec),
-                options=options,
+                nodes=self.nodes,
+                run=self.run,
+                epoch=self.epoch.number,
+                first_batch=self.first_batch,
+                lru_share=self.job.cluster.lru_share,
             )
-        store = Partitions.open(path, pool=self.pool, snapshot=start.id, options=options)
-        for partition in store.stores.values():
-            settle(partition, {start.id, *self.directory.state().live})
-        return store
-
-    def _file_rows(self, spec: TableSpec) -> int:
-        """Rows of a parameter file: a partition fills one in memory and writes two, in a tenth of the budget."""
-        in_memory = 3 * self.job.cluster.partitions
-        wanted = self._memory_bytes(spec) // 10 // in_memory // (spec.layout.row_bytes + KEY_BYTES)
-        return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
-
-    def _memory_bytes(self, spec: TableSpec) -> int:
-        """A table's share of the memory: by the bytes that an example has in it."""
-        weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self.specs}
-        return self.job.budget.memory_bytes * weights[spec.name] // sum(weights.values())
+        except BaseException:
+            store.close()
+            raise
+        return NodeTable(spec, mem, store)
 
     def opened(self) -> Opened:
         """What the driver needs to know."""
         draft = self.snapshot.draft if self.snapshot is not None else None
+        assert self.training is not None
         return Opened(
             epoch=self.epoch.number,
+            address=self.link.address,
             directory=self.directory.path,
             snapshot=self.snapshot.id if self.snapshot is not None else None,
             batch=draft.batch if draft else -1,
@@ -192,147 +217,101 @@ class OpenNode:
             rows=self.training.rows,
             steps=Steps(self.job.train.minibatch_examples),
             validation_rows=self.validation.rows if self.validation is not None else 0,
-            row_capacity=self.row_capacity,
+            row_capacity=self.room.rows(self.tables),
             metrics=self.metrics_summary(),
         )
 
-    # -- budgets ---------------------------------------------------------------------------------------------------
-
-    @property
-    def row_capacity(self) -> int:
-        """Distinct keys of one batch that fit the devices, and the cache also after the disk tier's index has grown.
-
-        Until a batch whose keys are known is pulled, rows of others are evicted, and the index takes the memory for
-        them from the cache, in steps of at most its own size.
-        """
-        in_mem = []
-        for table in self.tables:
-            grown = 2 * table.store.memory_bytes
-            try:
-                later = split(
-                    self._memory_bytes(table.spec),
-                    store_bytes=grown,
-                    row_bytes=table.spec.layout.row_bytes,
-                    nodes=self.nodes,
-                    lru_share=self.job.cluster.lru_share,
-                )
-                in_mem.append(min(later.cache_rows, later.flight_rows, table.mem.batch_rows))
-            except CapacityError:
-                in_mem.append(1)
-        return int(min(self._hbm_rows, *in_mem))
-
-    @property
-    def _hbm_rows(self) -> int:
-        per_row = max(spec.layout.row_bytes for spec in self.specs) + 36  # key, slots of the hash table
-        return self.job.budget.hbm_bytes // (self.job.train.depth + 1) // per_row
-
-    def fitting_steps(self, flight: Flight) -> int:
-        """How many of the batch's steps, from its first, fit the budgets."""
-        steps = len(flight.step_starts) - 1
-        sizes = [len(working_set.keys) for working_set in flight.sets]
-        if max(sizes) <= self.row_capacity:
-            return steps
-        if steps == 1:
-            fitting = int(min(self._hbm_rows, *(table.mem.batch_rows for table in self.tables)))
-            if max(sizes) <= fitting:
-                return 1
-            raise CapacityError(
-                f"step {flight.token.first_step} alone needs {max(sizes):,} distinct rows, but this node fits "
-                f"{fitting:,}: raise budget.hbm_bytes ({self.job.budget.hbm_bytes:,}) or budget.memory_bytes "
-                f"({self.job.budget.memory_bytes:,}), lower train.depth ({self.job.train.depth}), or use smaller steps"
-            )
-        return max(1, int(steps * self.row_capacity * 0.9 / max(sizes)))
-
     # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def capture(self, name: str) -> None:
-        """Keep the dense network and the metrics as they are now, between two batches, for snapshot `name`."""
+    def end_batch(self, batch: int, snapshot: str) -> None:
+        """Between two batches: count what all nodes predicted; keep what `snapshot`, if it is named, has to hold."""
+        self._gather("metrics", batch, self.metrics)
+        if self.rank:
+            self.metrics.clear()
+        elif snapshot:
+            self._capture(snapshot)
+
+    def _capture(self, name: str) -> None:
         arrays = {f"dense/{key}": value for key, value in self.networks[0].export().items()}
         arrays |= {f"metrics/{key}": value for key, value in self.metrics.state().items()}
         self._captured[name] = (arrays, self.metrics_summary())
 
+    def _gather(self, kind: str, batch: int, metrics: Metrics) -> None:
+        """Count on rank 0 what the other nodes have counted. At most 24 bytes an example of the batch are sent."""
+        if self.nodes == 1:
+            return
+        names, mine = tuple(Metrics(1).state()), tuple(metrics.state().values()) if self.rank else ()
+        for arrays in self.link.gather(kind, batch, mine):
+            metrics.add(dict(zip(names, arrays, strict=True)))
+
     def prepare(self, name: str, batch: int) -> dict[str, Any]:
-        """Have every partition of this node hold all pushes up to `batch`; what each says of it."""
-        if name not in self._captured:
-            self.capture(name)
-        receipts = {}
-        for table in self.tables:
-            with table.lock:
+        """At rest after `batch`: have every partition of this node hold all pushes; what each table says of it."""
+        if self.rank == 0:
+            self._capture(name)
+
+        def flush() -> None:
+            for table in self.tables:
                 table.mem.flush(batch, name)
-            receipts[table.spec.name] = {"prepared": name}
-        return receipts
+
+        self.link.work(flush)
+        return self._receipts(name)
+
+    def prepared(self, name: str, batch: int) -> dict[str, Any]:
+        """The same, in flight: the pushes of `batch` have named the snapshot."""
+        self.link.prepared(name, batch)
+        return self._receipts(name)
+
+    def _receipts(self, name: str) -> dict[str, Any]:
+        return {table.spec.name: {"prepared": name} for table in self.tables}
 
     def publish(self, name: str, batch: int, position: int, receipts: dict[str, Any]) -> tuple[str, ...]:
         """Make the prepared snapshot the last one; the names of those to keep."""
         settings = {"result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
         arrays, metrics = self._captured.pop(name)
-        draft = Draft(batch, position, self.job.cluster.partitions, settings, {}, metrics)
+        draft = Draft(batch, position, self.partition.placement.partitions, settings, {}, metrics)
         self.epoch.publish(draft, arrays, receipts)
         self.epoch.keep(self.job.train.keep_snapshots)
         return self.directory.state().live
 
     def confirm(self, live: tuple[str, ...]) -> None:
         """Follow what the log says."""
-        for table in self.tables:
-            with table.lock:
+
+        def follow_all() -> None:
+            for table in self.tables:
                 for partition in table.store.stores.values():
                     follow(partition, live)
 
+        self.link.work(follow_all)
+
     # -- at rest ---------------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of the validation data as the model is now; nothing is inserted."""
+    def evaluate(self, batch: int) -> dict[str, float]:
+        """Metrics of the validation data as the model is after `batch`, on rank 0; nothing is inserted."""
         assert self.validation is not None
-        metrics = Metrics()
-        predictor = Predictor(self.devices[0], self.specs, self.networks[0], self.lookup)
-        steps = Steps(self.job.train.minibatch_examples)
-        for step in range(steps.count(self.validation.rows)):
-            batch, _ = self.validation.read_steps(step, step + 1)
-            metrics.update(batch.labels, predictor.logits(batch), batch.example_weights)
-        return metrics.summary()
+        metrics, numbers = Metrics(), itertools.count()
+        predictor = Predictor(
+            self.devices[0],
+            self.specs,
+            self.networks[0],
+            lambda table, keys: self.lookup(table, keys, batch, next(numbers)),
+        )
+        for step in range(self.steps.count(self.validation.rows)):
+            part, _ = self.validation.read_steps(step, step + 1)
+            if part.examples:
+                metrics.update(part.labels, predictor.logits(part), part.example_weights)
+        self._gather("validation", batch + 1, metrics)  # the batch itself is over
+        return metrics.summary() if self.rank == 0 else {}
 
-    def lookup(self, table: int, keys: Keys) -> Floats:
-        """Rows as they are, or as they would begin; nothing is inserted."""
-        with self.tables[table].lock:
-            return self.tables[table].mem.lookup(keys)
+    def lookup(self, table: int, keys: Keys, batch: int, number: int) -> Floats:
+        """Rows as they are after `batch`, or as they would begin; `number` tells lookups of one batch apart."""
+        spec = self.specs[table]
+        rows = np.empty((len(keys), spec.layout.width), np.float32)
+        self.link.lookup(batch, number, {spec.name: (keys, rows)})
+        return rows
 
     def metrics_summary(self) -> dict[str, float]:
-        """Progressive metrics so far."""
-        return self.metrics.summary()
-
-    def counts(self, flight: Flight) -> dict[str, float]:
-        """What the batch did to the tiers, summed over tables."""
-        totals: dict[str, float] = {
-            "keys": sum(len(working_set.row_of) for working_set in flight.sets),
-            "distinct_keys": sum(len(working_set.keys) for working_set in flight.sets),
-        }
-        for table in self.tables:
-            for statistics in table.mem.statistics:
-                if statistics.batch == flight.token.batch:
-                    for name in type(statistics).__dataclass_fields__:
-                        if name != "batch":
-                            totals[name] = totals.get(name, 0) + float(getattr(statistics, name))
-        return totals
-
-    def levels(self, flight: Flight) -> dict[str, float]:
-        """How full the tiers of this node are, with the batch that was pushed just now."""
-        row_bytes = [spec.layout.row_bytes for spec in self.specs]
-        loaded = [flight, *self.flights.loaded()]
-        hbm_rows = [sum(len(other.sets[number].keys) for other in loaded) for number in range(len(row_bytes))]
-        mem_rows = [table.mem.cached_rows for table in self.tables]
-        return {
-            "row_capacity": self.row_capacity,
-            "hbm_rows": sum(hbm_rows),
-            "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),
-            "memory_rows": sum(mem_rows),
-            "memory_bytes": sum(rows * size for rows, size in zip(mem_rows, row_bytes, strict=True)),
-            **self._disk_levels(),
-        }
-
-    def _disk_levels(self) -> dict[str, float]:
-        names = {"live_rows": "disk_rows"} | {name: name for name in DISK_LEVELS}
-        figures = [table.store.stats() for table in self.tables]
-        return {shown: sum(getattr(one, name) for one in figures) for name, shown in names.items()}
+        """Progressive metrics so far, on rank 0."""
+        return self.metrics.summary() if self.rank == 0 else {}
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -348,29 +327,23 @@ class OpenNode:
                 self._working -= 1
                 self._idle.notify_all()
 
+    def fail(self, error: BaseException) -> None:
+        """Stop this node's part in the run, and the other nodes with it."""
+        self.link.fail(error if isinstance(error, DaskpsError) else TrainingError(repr(error)))
+
     def close(self) -> None:
         """Let stages that wait give up and those that work finish, then let go of everything."""
-        self.flights.fail(StaleError("the run has ended on this node"))
         with self._idle:
             if self._closed:
                 return
             self._closed = True
+            self.link.fail(StaleError("the run has ended on this node"), tell=False)
             self._idle.wait_for(lambda: not self._working)
+        self.link.close()
         for table in self.tables:
             table.mem.close()
             table.store.close()
-        self.training.close()
-        if self.validation is not None:
-            self.validation.close()
+        for reader in (self.training, self.validation):
+            if reader is not None:
+                reader.close()
         self.pool.close()
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Chunks never change and may be shared; manifests and the lock file may not."""
-    try:
-        if os.path.basename(source).startswith("c."):
-            os.link(source, target)
-            return
-    except OSError:
-        pass
-    shutil.copyfile(source, target)

@@ -69,6 +69,15 @@ class Progress:
     started: float = field(default_factory=time.time)
     stopped_early: bool = False
 
+    def go_back(
+        self, position: int, stop_position: int, batch: int, snapshot: str | None, metrics: dict[str, float]
+    ) -> None:
+        """Be where an epoch starts: what was reported of later batches will be reported again."""
+        self.position, self.stop_position, self.batch = position, stop_position, batch
+        self.snapshot, self.metrics = snapshot, metrics
+        self.reports = [report for report in self.reports if report.token.batch <= batch]
+        self.validations = [validation for validation in self.validations if validation.batch <= batch]
+
     def finish(self, token: Token, reports: Sequence[BatchReport], position: int) -> None:
         """Take in what all nodes say of a batch."""
         self.batch, self.position = token.batch, position

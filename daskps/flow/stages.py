@@ -7,15 +7,20 @@ In: a token. Out: a small answer; bulk stays in the node, under the token's firs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
+from distributed import get_worker
 
-from daskps.cluster.node import Arrival, Flight, Read, empty_rows
-from daskps.cluster.plugin import plugin_here
-from daskps.errors import StaleError
+from daskps.cluster.link import Wire
+from daskps.cluster.node import Flight, Read, empty_rows
+from daskps.cluster.plugin import NodePlugin, plugin_here
+from daskps.errors import StaleError, TrainingError
+from daskps.flow.begin import begin
 from daskps.flow.dedup import find_working_set
+from daskps.flow.fitting import Fit
+from daskps.flow.levels import counts, levels
 from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
 from daskps.hbm.table import HbmTable
@@ -25,15 +30,11 @@ from daskps.types import Token
 def run_stage(stage: str, token: Token, *after: Any) -> Any:
     """The task of one stage: `after` only orders it behind other tasks."""
     node: OpenNode | None = plugin_here().node
-    if node is None:
-        raise StaleError(f"{token}: the run has ended on this node")
+    if node is None or (node.run, node.epoch.number) != (token.run, token.epoch):
+        raise StaleError(f"{token} is over on this node")
     started = time.time()
-    with node.working():
-        try:
-            answer, waited = STAGES[stage](node, token)
-        except BaseException as error:
-            node.flights.fail(error)
-            raise
+    with node.working(), stopping_all(node):
+        answer, waited = STAGES[stage](node, token)
         if isinstance(answer, Flight):
             return _report(node, answer, started, waited)
         if stage != "read":
@@ -41,59 +42,90 @@ def run_stage(stage: str, token: Token, *after: Any) -> Any:
         return answer
 
 
-def run_control(verb: str, rank: int, run: str, *values: Any) -> Any:
-    """The task of what happens outside the stages; verbs are methods of `OpenNode`."""
+def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
+    """The task of what happens outside the stages, one at a time; most verbs are methods of `OpenNode`."""
     plugin = plugin_here()
+    if verb == "begin":
+        return begin(*values)
+    if verb == "release":
+        return release(plugin, run, *values)
     if verb == "open":
-        if plugin.node is not None:
-            plugin.node.close()
-        plugin.node = OpenNode(run, rank, *values)
+        rank, nodes, job, begun, frame = values
+        assert plugin.node is None, "release comes first"
+        plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=Wire.of_worker(get_worker()))
         return plugin.node.opened()
-    if plugin.node is None or plugin.node.run != run:
+    node = plugin.node
+    if node is None or (node.run, node.epoch.number) != (run, epoch):
         if verb == "close":
             return None
-        raise StaleError(f"cannot {verb}: run {run} has ended on this node")
-    answer = getattr(plugin.node, verb)(*values)
+        raise StaleError(f"cannot {verb}: epoch {epoch} of run {run} has ended on this node")
     if verb == "close":
         plugin.node = None
-    return answer
+        return node.close()
+    with node.working(), stopping_all(node):
+        return getattr(node, verb)(*values)
+
+
+def release(plugin: NodePlugin, run: str, path: str, wanted: bool, again: bool) -> None:
+    """Close the node that is open here if it has the model at `path` open, or if the worker is `wanted`.
+
+    A run that starts `again` takes no worker away from another run.
+    """
+    node: OpenNode | None = plugin.node
+    if node is None or not (wanted or node.directory.path == path):
+        return
+    if again and node.run != run and node.directory.path != path:
+        raise TrainingError(
+            f"a worker of run {run} now trains {node.directory.path} (run {node.run}): use more workers"
+        )
+    plugin.node = None
+    node.close()
+
+
+@contextmanager
+def stopping_all(node: OpenNode) -> Iterator[None]:
+    """What is raised inside stops all nodes."""
+    try:
+        yield
+    except BaseException as error:
+        node.fail(error)
+        raise
 
 
 def read(node: OpenNode, token: Token) -> tuple[None, float]:
     """This node's slices of the batch's steps."""
     started = time.time()
+    assert node.training is not None
     batch, starts = node.training.read_steps(token.first_step, token.stop_step)
     node.flights.add(Read(token, batch, starts, ("read", started, time.time(), 0.0)))
     return None, 0.0
 
 
-def dedup(node: OpenNode, token: Token) -> tuple[int, float]:
-    """The distinct keys of each table. Answers how many steps fit the budget."""
+def dedup(node: OpenNode, token: Token) -> tuple[Fit, float]:
+    """The distinct keys of each table. Answers what would fit."""
     flight = node.flights.begin(token)
     for spec in node.specs:
         flight.sets.append(find_working_set(flight.batch, spec.slots, node.devices, node.dedup_scratch))
-    return node.fitting_steps(flight), 0.0
+    return node.room.fit(node.rank, flight, node.tables), 0.0
 
 
 def pull(node: OpenNode, token: Token) -> tuple[None, float]:
-    """Rows of the working sets from MEM-PS, which brings in what is on disk."""
+    """Rows of the working sets from their owners, which bring in what is on disk."""
     flight = node.flights.number(token)
-    widths = [spec.layout.width for spec in node.specs]
-    flight.arrivals = [
-        Arrival(empty_rows(len(set_.keys), width)) for set_, width in zip(flight.sets, widths, strict=True)
-    ]
-    for number, (table, working_set) in enumerate(zip(node.tables, flight.sets, strict=True)):
-        with table.lock:
-            deliveries = table.mem.pull(working_set.keys, token.batch, out=flight.arrivals[number].rows)
-            node.flights.arrive(number, deliveries)
-    return None, node.flights.wait_first(flight, node.job.cluster.wait_seconds)
+    for spec, working_set in zip(node.specs, flight.sets, strict=True):
+        flight.rows[spec.name] = empty_rows(len(working_set.keys), spec.layout.width)
+    keys = {spec.name: working_set.keys for spec, working_set in zip(node.specs, flight.sets, strict=True)}
+    started, busy = time.perf_counter(), node.link.busy_seconds
+    flight.pulled = node.link.pull(token.batch, {table: (keys[table], rows) for table, rows in flight.rows.items()})
+    worked = node.link.busy_seconds - busy
+    return None, max(0.0, time.perf_counter() - started - worked)
 
 
 def load(node: OpenNode, token: Token) -> tuple[None, float]:
     """Put the rows on the devices."""
     flight = node.flights.get(token)
-    for spec, working_set, arrival in zip(node.specs, flight.sets, flight.arrivals, strict=True):
-        table = HbmTable(spec, node.devices, working_set, arrival.rows)
+    for spec, working_set in zip(node.specs, flight.sets, strict=True):
+        table = HbmTable(spec, node.devices, working_set, flight.rows[spec.name])
         table.load()
         flight.tables.append(table)
     return None, 0.0
@@ -102,28 +134,27 @@ def load(node: OpenNode, token: Token) -> tuple[None, float]:
 def train(node: OpenNode, token: Token) -> tuple[None, float]:
     """All steps of the batch."""
     flight = node.flights.get(token)
-    waited = node.flights.wait_late(flight, node.job.cluster.wait_seconds)
-    for number, (table, arrival) in enumerate(zip(flight.tables, flight.arrivals, strict=True)):
-        assert arrival.first is not None
-        if len(arrival.first.late):
-            table.put_late(arrival.first.late.astype(np.int64))
-        if len(arrival.first.copied):
-            table.copy_from(node.previous[number], arrival.first.copied.astype(np.int64))
+    started = time.perf_counter()
+    late = node.link.wait_late(flight.pulled, flight.rows)
+    waited = time.perf_counter() - started
+    for number, table in enumerate(flight.tables):
+        name = table.spec.name
+        if len(late[name]):
+            table.put_late(late[name])
+        if len(flight.pulled[name].copied):
+            table.copy_from(node.previous[number], flight.pulled[name].copied)
     node.previous = []  # its rows are here or pushed
-    node.trainer.train(flight)
+    node.trainer.train(flight, node.link.exchange(token.batch, flight.pulled) if node.nodes > 1 else None)
     node.previous = flight.tables
-    if token.snapshot:
-        node.capture(token.snapshot)
+    node.end_batch(token.batch, token.snapshot)
     return None, waited
 
 
 def push(node: OpenNode, token: Token) -> tuple[Flight, float]:
-    """Trained rows back to MEM-PS; prepares the snapshot if the token asks for one."""
+    """Trained rows back to their owners, who prepare the snapshot if the token asks for one."""
     flight = node.flights.get(token)
-    for number, (table, working_set) in enumerate(zip(node.tables, flight.sets, strict=True)):
-        rows = flight.tables[number].rows_on_host()
-        with table.lock:
-            node.flights.arrive(number, table.mem.push(working_set.keys, rows, token.batch))
+    rows = {table.spec.name: table.rows_on_host() for table in flight.tables}
+    node.link.push(flight.pulled, rows, token.snapshot)
     node.flights.remove(token)
     return flight, 0.0
 
@@ -139,15 +170,15 @@ STAGES: dict[str, Callable[[OpenNode, Token], tuple[Any, float]]] = {
 
 
 def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> BatchReport:
-    receipts = node.prepare(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
+    receipts = node.prepared(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
     times = [*flight.times, ("push", started, time.time(), waited)]
     return BatchReport(
         token=flight.token,
         rank=node.rank,
         examples=flight.examples,
         stages=tuple(StageTime(*item) for item in times),
-        counts=node.counts(flight),
-        levels=node.levels(flight),
+        counts=counts(node, flight),
+        levels=levels(node, flight),
         metrics=node.metrics_summary(),
         receipts=receipts,
     )

@@ -1,7 +1,8 @@
 """One step after the other over the tables of a batch: pool, forward and backward, sum, update.
 
 In: a batch in flight whose tables are loaded. Out: updated rows and dense parameters, progressive metrics: every step
-is predicted before it is trained on.
+is predicted before it is trained on. On several nodes, sums of touched rows and of the dense network go through the
+exchange in every step, so all nodes make the same step whatever part of its examples is theirs.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from daskps.backend.device import Device
+from daskps.backend.device import Array, Device
+from daskps.cluster.exchange import Touched
+from daskps.cluster.link import BatchExchange
 from daskps.cluster.node import Flight
-from daskps.data.order import cut_blocks
+from daskps.data.order import Steps
 from daskps.errors import NonFiniteError
+from daskps.hbm.table import StepPart
 from daskps.model.network import Network, merge, step_weight
 from daskps.model.optimizer import DenseOptimizer
-from daskps.types import WorkingSet
+from daskps.types import Int64s, WorkingSet
 
 
 class Trainer:
@@ -28,22 +32,24 @@ class Trainer:
         networks: list[Network],
         optimizer: DenseOptimizer,
         metrics: Any,
-        block_examples: int,
+        steps: Steps,
+        rows: int,
     ) -> None:
         self.devices, self.networks, self.optimizer, self.metrics = devices, networks, optimizer, metrics
-        self.block_examples = block_examples
+        self._steps, self._rows = steps, rows
 
-    def train(self, flight: Flight) -> None:
-        """Every step of the batch, in order."""
+    def train(self, flight: Flight, exchange: BatchExchange | None = None) -> None:
+        """Every step of the batch, in order; with `exchange` the other nodes' parts of it too."""
         for step in range(len(flight.step_starts) - 1):
             try:
-                self._step(flight, int(flight.step_starts[step]), int(flight.step_starts[step + 1]))
+                self._step(flight, step, exchange)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{flight.token}, mini-batch {flight.token.first_step + step}: {error}") from None
 
-    def _step(self, flight: Flight, start: int, stop: int) -> None:
-        batch = flight.batch
-        cuts = cut_blocks(stop - start, len(self.devices), self.block_examples)
+    def _step(self, flight: Flight, step: int, exchange: BatchExchange | None) -> None:
+        batch, start, stop = flight.batch, int(flight.step_starts[step]), int(flight.step_starts[step + 1])
+        cuts = self._steps.device_starts(stop - start)
+        before = self._examples_before(flight.token.first_step + step)
         parts = [
             table.part(*_occurrences(working_set, start, stop, len(table.spec.slots)), cuts)
             for table, working_set in zip(flight.tables, flight.sets, strict=True)
@@ -57,7 +63,7 @@ class Trainer:
                 labels=device.from_host(batch.labels[at]),
                 dense=None if batch.dense is None else device.from_host(batch.dense[at]),
                 example_weights=None if batch.example_weights is None else device.from_host(batch.example_weights[at]),
-                first_block=cuts[m] // self.block_examples,
+                first_block=(before + cuts[m]) // self._steps.block_examples,
                 gradients=pooled,
             )
             results.append(result)
@@ -67,13 +73,47 @@ class Trainer:
                 None if batch.example_weights is None else batch.example_weights[at],
             )
         sums = merge([device.to_host(result.sums) for device, result in zip(self.devices, results, strict=True)])
-        weight = step_weight(sums)
-        if weight > 0:
-            for number, (table, part) in enumerate(zip(flight.tables, parts, strict=True)):
-                table.update(part, [result.gradients[number] for result in results], weight)
-                table.check()
+        gradients = [[result.gradients[number] for result in results] for number in range(len(parts))]
+        if exchange is None:
+            self._update(flight, parts, gradients, step_weight(sums))
+        else:
+            sums = self._update_on_all(flight, parts, gradients, sums, step, exchange)
         for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
             network.apply(device.from_host(sums), self.optimizer)
+
+    def _update(self, flight: Flight, parts: list[StepPart], gradients: list[list[Array]], weight: float) -> None:
+        if weight == 0:
+            return
+        for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
+            table.update(part, slopes, weight)
+            table.check()
+
+    def _update_on_all(
+        self,
+        flight: Flight,
+        parts: list[StepPart],
+        gradients: list[list[Array]],
+        sums: Int64s,
+        step: int,
+        exchange: BatchExchange,
+    ) -> Int64s:
+        """Add up what all nodes have of the step, and step the rows that any of them touched; the dense sums of all."""
+        touched = {}
+        for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
+            touched[table.spec.name] = Touched(*table.sum(part, slopes))
+            table.check()
+        touched, sums = exchange.sum(step, touched, sums)
+        weight = step_weight(sums)
+        if weight > 0:
+            for table in flight.tables:
+                mine = touched[table.spec.name]
+                table.apply(mine.rows, mine.sums, weight)
+                table.check()
+        return sums
+
+    def _examples_before(self, step: int) -> int:
+        """Examples of a step that lower ranks have."""
+        return self._steps.slice(step, self._rows)[0] - self._steps.rows(step, self._rows)[0]
 
 
 def _occurrences(working_set: WorkingSet, start: int, stop: int, slots: int) -> tuple[Any, Any, Any]:

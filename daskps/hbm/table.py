@@ -58,6 +58,10 @@ class HbmTable:
         self._starts = working_set.shard_starts
         self._shards: Shards | None = None
         self._searchable = False
+        self._row_at: Int32s | None = None  # row of the key at each position, where they differ
+        if working_set.key_of is not None:
+            self._row_at = np.empty(len(working_set.keys), np.int32)
+            self._row_at[working_set.key_of] = np.arange(len(working_set.keys), dtype=np.int32)
         self._statuses = [Status(device) for device in self.devices]
         self._scratch = [Workspace(device) for device in self.devices]
 
@@ -109,11 +113,7 @@ class HbmTable:
 
     def _by_shard(self, positions: Int64s) -> Iterator[tuple[int, Array, Int64s]]:
         """For each shard: its number, its rows of the keys at `positions`, and which of the positions they are."""
-        rows = positions
-        if self._set.key_of is not None:
-            row_at = np.empty(len(self._set.keys), np.int64)
-            row_at[self._set.key_of] = np.arange(len(row_at))
-            rows = row_at[positions]
+        rows = positions if self._row_at is None else self._row_at[positions]
         for m, device in enumerate(self.devices):
             which = np.flatnonzero((rows >= self._starts[m]) & (rows < self._starts[m + 1]))
             yield m, device.from_host((rows[which] - self._starts[m]).astype(np.int32)), which
@@ -203,17 +203,20 @@ class HbmTable:
             )
 
     def sum(self, part: StepPart, gradients: Sequence[Array]) -> tuple[Int32s, Int64s]:
-        """For the exchange between nodes: global numbers of the touched rows (T,), and their sums (T, dim)."""
+        """For the exchange between nodes: positions of the touched keys (T,), and the sums of their rows (T, dim)."""
         sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
         rows, sums = [], []
         for m, device in enumerate(self.devices):
             found = sum_gradients(device, groups=part.groups[m], sources=sources, status=self._statuses[m])
             rows.append(device.to_host(part.groups[m].touched) + np.int32(self._starts[m]))
             sums.append(device.to_host(found))
-        return np.concatenate(rows), np.concatenate(sums)
+        touched = np.concatenate(rows)
+        key_of = self._set.key_of
+        return touched if key_of is None else key_of[touched].astype(np.int32), np.concatenate(sums)
 
-    def apply(self, rows: Int32s, sums: Int64s, weight: float) -> None:
-        """Step rows (T,), by global number, with sums (T, dim) over all nodes."""
+    def apply(self, positions: Int32s, sums: Int64s, weight: float) -> None:
+        """Step the rows of the keys at `positions` (T,) with sums (T, dim) over all nodes."""
+        rows = positions if self._row_at is None else self._row_at[positions]
         for m, device in enumerate(self.devices):
             first, last = int(self._starts[m]), int(self._starts[m + 1])
             mine = slice(None) if len(self.devices) == 1 else np.flatnonzero((rows >= first) & (rows < last))

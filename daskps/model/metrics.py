@@ -83,11 +83,7 @@ class Metrics:
 
     def merge(self, other: Metrics) -> None:
         """Count what `other` has counted; it must have the same buckets."""
-        if (self.buckets, self.logit_limit) != (other.buckets, other.logit_limit):
-            raise ArgumentError(
-                f"metrics of {other.buckets} buckets within +-{other.logit_limit} do not merge into metrics of "
-                f"{self.buckets} within +-{self.logit_limit}; make them alike"
-            )
+        self._check_like(other.buckets, other.logit_limit)
         self._check_room(other._weight)
         self.examples += other.examples
         self._weight += other._weight
@@ -138,13 +134,34 @@ class Metrics:
         """Become what `state` was taken of; arrays may have become lists on the way."""
         buckets, limit = np.asarray(state["settings"], np.float64).tolist()
         self._clear(int(buckets), limit)
-        self.examples, self._weight, self._positive = np.asarray(state["counts"], np.int64).tolist()
-        self._loss, self._prediction = (
-            (high << 64) + low for high, low in np.asarray(state["sums"], np.uint64).tolist()
-        )
-        filled = np.asarray(state["filled"], np.int64)
-        self._positives[filled] = np.asarray(state["positives"], np.int64)
-        self._negatives[filled] = np.asarray(state["negatives"], np.int64)
+        self.add(state)
+
+    def add(self, state: Mapping[str, npt.ArrayLike]) -> None:
+        """Count what metrics had counted that `state` was taken of; they must have had the same buckets."""
+        buckets, limit = np.asarray(state["settings"], np.float64).tolist()
+        self._check_like(int(buckets), limit)
+        examples, weight, positive = np.asarray(state["counts"], np.int64).tolist()
+        loss, prediction = ((high << 64) + low for high, low in np.asarray(state["sums"], np.uint64).tolist())
+        self._check_room(weight)
+        self.examples += examples
+        self._weight += weight
+        self._positive += positive
+        self._loss += loss
+        self._prediction += prediction
+        filled = np.asarray(state["filled"], np.int64)  # each once
+        self._positives[filled] += np.asarray(state["positives"], np.int64)
+        self._negatives[filled] += np.asarray(state["negatives"], np.int64)
+
+    def clear(self) -> None:
+        """Have counted nothing."""
+        self._clear(self.buckets, self.logit_limit)
+
+    def _check_like(self, buckets: int, logit_limit: float) -> None:
+        if (self.buckets, self.logit_limit) != (buckets, logit_limit):
+            raise ArgumentError(
+                f"metrics of {buckets} buckets within +-{logit_limit} do not merge into metrics of "
+                f"{self.buckets} within +-{self.logit_limit}; make them alike"
+            )
 
     def _clear(self, buckets: int, logit_limit: float) -> None:
         self.buckets = buckets

@@ -34,6 +34,18 @@ FORMAT = "daskps-ssd-partitions"
 T = TypeVar("T")
 
 
+def make_table(path: str | Path, placement: Placement) -> None:
+    """The folder of a table, without partitions. Before several nodes create theirs in it, one makes it."""
+    root = files_at(path)
+    text = group_text({"format": FORMAT, "partitions": placement.partitions, "hash": placement.hash})
+    root.make([])
+    if root.size("zarr.json") < 0:
+        root.publish("zarr.json", text)
+    elif root.read("zarr.json") != text:
+        raise StoreError(f"{root.url}: another table is there already; choose another path")
+    root.close()
+
+
 class Partitions:
     """The owned partitions of one table, by number."""
 
@@ -59,13 +71,7 @@ class Partitions:
     ) -> Partitions:
         """New, empty partitions below `path`, a folder or an fsspec URL; `owned` are this node's, by default all."""
         placement = Placement(partitions, hash)
-        root = files_at(path)
-        text = group_text({"format": FORMAT, "partitions": partitions, "hash": hash})
-        root.make([])
-        if root.size("zarr.json") >= 0 and root.read("zarr.json") != text:
-            raise StoreError(f"{root.url}: another table is there already; choose another path")
-        root.publish("zarr.json", text)
-        root.close()
+        make_table(path, placement)
         self = cls(placement, pool, options or Options())
         share = self._share(options, owned)
         self._each_new(

@@ -85,6 +85,7 @@ def cluster() -> Iterator[Client]:
             memory_limit=0,
             dashboard_address=None,
             worker_dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": ":0"},  # 8787 may be somebody else's
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):

@@ -18,6 +18,7 @@ def learn(backend: str, devices: int, model: str, optimizer: str, out: str) -> d
     """Rows, dense parameters and logits' metrics after two batches that share keys and are in flight together."""
     from daskps.config import make_job
     from daskps.flow import stages
+    from daskps.flow.begin import begin
     from daskps.flow.open_node import OpenNode
     from daskps.types import Token
 
@@ -37,19 +38,20 @@ def learn(backend: str, devices: int, model: str, optimizer: str, out: str) -> d
             "cluster": {"devices": devices, "backend": backend, "partitions": 1, "cores": 2},
         }
     )
-    node = OpenNode("run", 0, ["here"], job)
+    node = OpenNode("run", 0, 1, job, begin(job, "run"))
+    node.join([""])
     tokens = [Token("run", node.epoch.number, batch, 2 * batch, 2 * batch + 2) for batch in range(2)]
     try:
         for token in tokens:  # the second batch pulls while the first is out, so its common rows come late
             for stage in ("read", "dedup", "pull", "load"):
                 stages.STAGES[stage](node, token)
-        assert len(node.flights.get(tokens[1]).arrivals[0].first.copied) > 0, "the batches share no key"
+        assert len(node.flights.get(tokens[1]).pulled["main"].copied) > 0, "the batches share no key"
         for token in tokens:
             stages.STAGES["train"](node, token)
         for token in tokens:
             stages.STAGES["push"](node, token)
         keys = np.unique(np.concatenate([node.training.read_steps(step, step + 1)[0].keys for step in range(4)]))
-        learned = {"keys": keys, "rows": node.lookup(0, keys)}
+        learned = {"keys": keys, "rows": node.lookup(0, keys, batch=1, number=0)}
         for number, network in enumerate(dict.fromkeys(node.networks)):
             learned |= {f"dense{number}/{name}": value for name, value in network.export().items()}
         return learned | {"log_loss": np.array(node.metrics_summary()["log_loss"])}

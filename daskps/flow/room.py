@@ -1,0 +1,89 @@
+"""How a node's budgets are dealt out: memory over tables, rows over batches; and whether a batch fits.
+
+In: a job, its tables, which node owns which keys. Out: bytes and rows; a `Fit` of every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from daskps.cluster.node import Flight, NodeTable
+from daskps.cluster.partition import KeyPartition
+from daskps.config import Job
+from daskps.errors import CapacityError
+from daskps.flow.fitting import SLACK, Fit
+from daskps.hbm.table import TableSpec
+from daskps.mem.budget import split
+from daskps.ssd.format import KEY_BYTES, default_file_rows
+from daskps.types import Keys
+
+
+class Room:
+    """The budgets of one node."""
+
+    def __init__(self, job: Job, specs: Sequence[TableSpec], partition: KeyPartition) -> None:
+        self._job, self._specs, self._partition = job, specs, partition
+        self._nodes = partition.nodes
+
+    def memory_bytes(self, spec: TableSpec) -> int:
+        """A table's share of the memory: by the bytes that an example has in it."""
+        weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self._specs}
+        return self._job.budget.memory_bytes * weights[spec.name] // sum(weights.values())
+
+    def file_rows(self, spec: TableSpec) -> int:
+        """Rows of a parameter file: a partition fills one in memory and writes two, in a tenth of the budget."""
+        in_memory = 3 * -(-self._job.cluster.partitions // self._nodes)
+        wanted = self.memory_bytes(spec) // 10 // in_memory // (spec.layout.row_bytes + KEY_BYTES)
+        return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
+
+    def rows(self, tables: Sequence[NodeTable]) -> int:
+        """Distinct keys of one batch that fit devices and cache."""
+        return int(min(self._hbm_rows, *map(self._served_rows, tables)))
+
+    @property
+    def _hbm_rows(self) -> int:
+        per_row = max(spec.layout.row_bytes for spec in self._specs) + 36  # key, slots of the hash table
+        return self._job.budget.hbm_bytes // (self._job.train.depth + 1) // per_row
+
+    def _served_rows(self, table: NodeTable) -> int:
+        """Rows of one batch that fit the cache, also after the disk tier's index has grown.
+
+        Until a batch whose keys are known is pulled, rows of others are evicted, and the index takes the memory for
+        them from the cache, in steps of at most its own size.
+        """
+        try:
+            later = split(
+                self.memory_bytes(table.spec),
+                store_bytes=2 * table.store.memory_bytes,
+                row_bytes=table.spec.layout.row_bytes,
+                nodes=self._nodes,
+                lru_share=self._job.cluster.lru_share,
+            )
+        except CapacityError:
+            return 1
+        return min(later.cache_rows, later.flight_rows, table.mem.batch_rows)
+
+    def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable]) -> Fit:
+        """Whether the batch fits the devices here, and what it asks of whom; CapacityError if one step is too much."""
+        steps, here = len(flight.step_starts) - 1, max(len(working_set.keys) for working_set in flight.sets)
+        asked = tuple(self._asked(working_set.keys) for working_set in flight.sets)
+        served = int(min(table.mem.batch_rows for table in tables))
+        if steps == 1 and (here > self._hbm_rows or max(map(max, asked)) > served):
+            budget, depth = self._job.budget, self._job.train.depth
+            raise CapacityError(
+                f"step {flight.token.first_step} alone needs {here:,} distinct rows, but this node fits "
+                f"{min(self._hbm_rows, served):,}: raise budget.hbm_bytes ({budget.hbm_bytes:,}) or "
+                f"budget.memory_bytes ({budget.memory_bytes:,}), lower train.depth ({depth}), or use smaller steps"
+            )
+        on_devices = steps if here <= self._hbm_rows else max(1, int(steps * self._hbm_rows * SLACK / here))
+        return Fit(rank, on_devices, asked, tuple(map(self._served_rows, tables)))
+
+    def _asked(self, keys: Keys) -> tuple[int, ...]:
+        """Distinct keys by owner."""
+        if self._nodes == 1:
+            return (len(keys),)
+        placement = self._partition.placement
+        counts = np.bincount(placement.of(keys, self._partition.pool), minlength=placement.partitions)
+        return tuple(int(counts[list(self._partition.owned(rank))].sum()) for rank in range(self._nodes))
