@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -148,23 +149,9 @@ def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path: Path, mo
         Source([str(tmp_path)], criteo(1000), criteo_schema()).index()
 
 
-def test_an_object_store_gives_the_same_batch(
-    pool: ComputePool, wanted: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("s3fs", reason="s3fs is not installed")
-    server_of = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    server = server_of(ip_address="127.0.0.1", port=0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        fs = fsspec.filesystem("s3", endpoint_url=f"http://{host}:{port}")
-        fs.mkdir("bucket")
-        lines = criteo_text(300).splitlines(keepends=True)
-        fs.pipe("bucket/day/a.tsv", b"".join(lines[:120]))
-        fs.pipe("bucket/day/b.tsv.gz", compress(b"".join(lines[120:]), "gz"))
-        same(read_all(["s3://bucket/day"], pool), wanted)
-    finally:
-        server.stop()
+def test_an_object_store_gives_the_same_batch(pool: ComputePool, wanted: Batch, s3: Any) -> None:
+    s3.mkdir("clicks")
+    lines = criteo_text(300).splitlines(keepends=True)
+    s3.pipe("clicks/day/a.tsv", b"".join(lines[:120]))
+    s3.pipe("clicks/day/b.tsv.gz", compress(b"".join(lines[120:]), "gz"))
+    same(read_all(["s3://clicks/day"], pool), wanted)

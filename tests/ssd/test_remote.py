@@ -1,7 +1,7 @@
 """Any path that Zarr opens works: fsspec's memory, an S3 server, obstore. Local disk is only the fast case."""
 
-import socket
 import uuid
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,26 +14,6 @@ from daskps.ssd import Partitions, Store
 from daskps.ssd.remote import RemoteFiles
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
-
-
-@pytest.fixture(scope="module")
-def s3_url():
-    """A bucket on a local S3 stand-in."""
-    server_module = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    fsspec = pytest.importorskip("s3fs", reason="s3fs is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        fsspec.S3FileSystem().mkdir("bucket")
-        yield "s3://bucket"
-    server.stop()
 
 
 def use(path, pool: ComputePool) -> None:
@@ -62,8 +42,9 @@ def test_a_store_in_fsspec_memory(pool: ComputePool) -> None:
     use(f"memory://{uuid.uuid4()}", pool)
 
 
-def test_a_store_on_s3(pool: ComputePool, s3_url: str) -> None:
-    use(f"{s3_url}/{uuid.uuid4()}", pool)
+def test_a_store_on_s3(pool: ComputePool, s3: Any) -> None:
+    s3.mkdir("rows")
+    use(f"s3://rows/{uuid.uuid4()}", pool)
 
 
 def test_a_store_through_obstore(pool: ComputePool) -> None:
