@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name")
@@ -38,7 +39,8 @@ class ReadAhead(Generic[Name, Payload]):
     def _begin(self, names: Sequence[Name]) -> None:
         for name in names:
             if name not in self._waiting:
-                self._waiting[name] = self._threads.submit(self._fetch, name)
+                # The caller's context goes along: a Dask client that is current only there is found by the fetch, too.
+                self._waiting[name] = self._threads.submit(copy_context().run, self._fetch, name)
 
     def close(self) -> None:
         """Stop fetching."""

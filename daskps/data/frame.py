@@ -55,7 +55,6 @@ class Frame:
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> ColumnParser:
         """Resolve the schema against the frame's columns."""
-        _client()  # in a task only its own thread finds the worker's client the first time; the fetching ones do later
         check_types(schema, types_of(self.types), NAME)
         return ColumnParser(schema, hash_seed)
 

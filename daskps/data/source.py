@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import fsspec
@@ -42,11 +43,16 @@ class Source:
         self.format.parser(self.schema, self.hash_seed, files)  # a schema that does not fit is refused before the pass
         known = _cached(cache_url)
         with ThreadPoolExecutor(threads, thread_name_prefix="daskps-index") as pool:
-            index = RowIndex(list(pool.map(lambda file: known.get(file) or self.format.index(file), files)))
+            # The caller's context goes along: a Dask client that is current only there is found by the frame, too.
+            futures = [pool.submit(copy_context().run, self._blocks, file, known) for file in files]
+            index = RowIndex([future.result() for future in futures])
         if cache_url:
             with fsspec.open(cache_url, "w") as out:
                 out.write(index.to_json())
         return index
+
+    def _blocks(self, file: DataFile, known: dict[DataFile, FileBlocks]) -> FileBlocks:
+        return known.get(file) or self.format.index(file)
 
     def open(self, index: RowIndex, pool: ComputePool, order: Order = IN_ORDER, steps: Steps | None = None) -> Reader:
         """A reader of the global order; `steps` is needed for `read_steps` only."""

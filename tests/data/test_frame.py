@@ -66,22 +66,24 @@ def test_partitions_give_what_the_same_rows_give_as_parquet(tmp_path: Path, pool
 
 
 def test_a_persisted_frame_is_read_from_the_workers_that_hold_it(tmp_path: Path, pool: ComputePool) -> None:
+    """Inside a task there is no default client, as in a worker of its own; workers in this process need no start."""
     rows = pandas_frame(60)
     wanted = parquet_batch(tmp_path / "a.parquet", rows, pool)
     with (
-        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster,
-        Client(cluster) as client,
+        LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        Client(cluster, set_as_default=False) as client,
     ):
-        source = frame_source(dask_frame(rows, 4).persist(), SCHEMA, 9)
-        index = source.index()
+        with client.as_current():
+            source = frame_source(client.persist(dask_frame(rows, 4)), SCHEMA, 9)
+            index = source.index()
+            with source.open(index, pool) as reader:
+                same(reader.read(10, 50), wanted.slice(10, 50))
 
         def inside_a_task() -> Batch:
             with ComputePool(1) as one, source.open(index, one) as reader:
                 return reader.read(0, 60)
 
         same(client.submit(inside_a_task).result(), wanted)
-        with source.open(index, pool) as reader:
-            same(reader.read(10, 50), wanted.slice(10, 50))
 
 
 def test_a_frame_that_changes_is_refused(pool: ComputePool) -> None:
