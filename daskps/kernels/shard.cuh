@@ -4,7 +4,7 @@
 
 #define AHEAD 16  // slots and rows asked for ahead of use on the CPU: about one DRAM latency
 #define SLOT_SALT 0ull  // slots go by the bits that order `unique`'s keys, so these walk through a table from end to end
-#define BUCKET 4        // slots of a cache line; one is searched without a branch
+#define BUCKET 4        // slots of a cache line: a key's search begins with a line of its own
 #define SHARD_SALT 0xd1b54a32d192ed03ull
 
 struct Slot {
@@ -33,16 +33,10 @@ DEVICE int64_t shard_of(uint64_t key, int32_t shard_count) {
 
 DEVICE int32_t find_row(const Shard& shard, uint64_t key, int64_t slot) {
     const Slot* slots = (const Slot*)shard.slots;
-    for (int64_t probes = 0; probes < shard.capacity; probes += BUCKET) {
-        int32_t found = -1, least = 0;  // rows of free slots are -1, and a key in such a slot does not count
-        for (int s = 0; s < BUCKET; ++s) {
-            const int32_t row = slots[slot + s].row;
-            found = (slots[slot + s].key == key) & (row > found) ? row : found;
-            least = row < least ? row : least;
-        }
-        if (found >= 0) return found;
-        if (least < 0) return -1;  // what would have gone on to the next bucket would have filled this one
-        slot = slot + BUCKET == shard.capacity ? 0 : slot + BUCKET;
+    for (int64_t probes = 0; probes < shard.capacity; ++probes) {
+        if (slots[slot].row < 0) return -1;
+        if (slots[slot].key == key) return slots[slot].row;
+        slot = slot + 1 == shard.capacity ? 0 : slot + 1;
     }
     return -1;
 }

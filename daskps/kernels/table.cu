@@ -31,18 +31,16 @@ KERNEL(table_build, const uint64_t* keys, int64_t n, int32_t first_row, Slot* sl
 }
 
 #if ON_CPU
-// The shards' home slots of a block are asked for AHEAD of the probes, and keys are mixed in whole vectors.
-DEVICE void find_block(const uint64_t* keys, int64_t count, const Shard* shards, int32_t shard_count, int32_t* rows) {
+// A block's keys in one shard: mixed in whole vectors, their home slots asked for AHEAD of the probes.
+DEVICE void find_block(const uint64_t* keys, int64_t count, const Shard shard, int32_t* rows) {
     uint64_t home[BLOCK];
-    const Shard* shard[BLOCK];
-    mix_block(keys, count, SHARD_SALT, home);
-    for (int64_t j = 0; j < count; ++j) shard[j] = shards + (shard_count == 1 ? 0 : part_of(home[j], shard_count));
+    const Slot* slots = (const Slot*)shard.slots;
     mix_block(keys, count, SLOT_SALT, home);
-    for (int64_t j = 0; j < count; ++j) home[j] = (uint64_t)home_slot_of(home[j], shard[j]->capacity);
-    for (int64_t j = 0; j < AHEAD && j < count; ++j) PREFETCH((const Slot*)shard[j]->slots + home[j]);
+    for (int64_t j = 0; j < count; ++j) home[j] = (uint64_t)home_slot_of(home[j], shard.capacity);
+    for (int64_t j = 0; j < AHEAD && j < count; ++j) PREFETCH(slots + home[j]);
     for (int64_t j = 0; j < count; ++j) {
-        if (j + AHEAD < count) PREFETCH((const Slot*)shard[j + AHEAD]->slots + home[j + AHEAD]);
-        rows[j] = find_row(*shard[j], keys[j], (int64_t)home[j]);
+        PREFETCH(slots + home[j + AHEAD < count ? j + AHEAD : j]);
+        rows[j] = find_row(shard, keys[j], (int64_t)home[j]);
     }
 }
 #endif
@@ -50,11 +48,13 @@ DEVICE void find_block(const uint64_t* keys, int64_t count, const Shard* shards,
 // rows[i] is the row of keys[i], -1 where no shard holds it.
 KERNEL(table_find, const uint64_t* keys, int64_t n, const Shard* shards, int32_t shard_count, int32_t* rows) {
 #if ON_CPU
-    FOR_BLOCKS(start, count, n) find_block(keys + start, count, shards, shard_count, rows + start);
-#else
+    if (shard_count == 1) {
+        FOR_BLOCKS(start, count, n) find_block(keys + start, count, *shards, rows + start);
+        return;
+    }
+#endif
     FOR_ITEMS(i, n) {
         const Shard& shard = shards[shard_of(keys[i], shard_count)];
         rows[i] = find_row(shard, keys[i], home_slot(keys[i], shard.capacity));
     }
-#endif
 }

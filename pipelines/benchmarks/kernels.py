@@ -38,7 +38,7 @@ from daskps.backend.signature import signatures
 from daskps.backend.workspace import Workspace
 
 EXPONENT = 1.05
-STEPS = 24  # different mini-batches, taken in turn
+STEPS = 12  # different mini-batches, taken in turn
 RATE = 0.01
 
 
