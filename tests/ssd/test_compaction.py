@@ -74,6 +74,25 @@ def test_disk_use_is_bounded_at_every_moment(tmp_path_factory, pool: ComputePool
     assert max(worst, default=0) <= 1
 
 
+def test_steady_updates_reach_the_bound_but_never_pass_it(tmp_path, pool: ComputePool) -> None:
+    disk, worst = WatchedDisk(), [0.0]
+    rng = np.random.default_rng(0)
+    keys = np.arange(80_000, dtype=np.uint64)
+    with Store.create(LocalFiles(tmp_path, disk), LAYOUT, pool=pool, file_rows=4096, options=QUIET) as store:
+        store.append(keys, rows_for(keys))
+
+        def look() -> None:
+            used = sum(allocated_bytes(tmp_path / array) for array in ("keys", "rows"))
+            worst.append(used / (2 * len(keys) * ROW_BYTES))
+
+        disk.look = look
+        for _ in range(20):
+            part = rng.permutation(keys)[:24_000]
+            store.append(part, rows_for(part))
+        assert len(store) == len(keys)
+    assert 0.8 < max(worst) <= 1
+
+
 def test_compaction_leaves_kept_snapshots_alone(tmp_path, pool: ComputePool) -> None:
     keys = np.arange(5000, dtype=np.uint64)
     first = rows_for(keys)

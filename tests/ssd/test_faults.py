@@ -47,6 +47,8 @@ def test_what_was_not_synced_may_be_lost_but_no_commit(tmp_path, pool: ComputePo
             states[f"s{step}"] = dict(model)
             store.commit(f"s{step}", save_index=step % 2 == 0)
             committed.append(f"s{step}")
+            cuts.append((tmp_path / f"cut-{len(cuts)}", len(committed)))
+            disk.power_cut(cuts[-1][0], chance)
             if step >= 2:
                 store.drop(f"s{step - 2}")
     assert len(cuts) > 10
