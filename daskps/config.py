@@ -192,7 +192,9 @@ class Train(Settings):
     minibatch_examples: PositiveInt = 4096  # of one step, over all nodes and devices
     epochs: PositiveInt = 1
     early_stopping_patience: Annotated[int, Field(ge=0)] = 0  # validations without improvement; 0 never stops early
-    block_examples: PositiveInt = 256  # dense layers run in blocks of so many examples
+    block_examples: PositiveInt = Field(  # dense layers run in blocks of so many examples, one block a core
+        default_factory=lambda known: min(max(known.get("minibatch_examples", 4096) // 8, 64), 1024)
+    )
     validate_every_batches: Annotated[int, Field(ge=0)] = 0  # 0: only after each epoch
     batch_examples: PositiveInt | None = None  # None: chosen from rates and budgets
     depth: Annotated[int, Field(ge=1, le=8)] = 3  # batches in flight
