@@ -7,6 +7,7 @@ a device and does not ask what it is.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
+from daskps.backend.recycle import LEAST_BYTES, Recycler
 from daskps.errors import ArgumentError, BackendError
 
 Array = Any  # numpy.ndarray on the CPU, cupy.ndarray on a GPU
@@ -67,14 +69,24 @@ class Device(Protocol):
         """Let kernels of this device reach the memory of the others."""
 
 
-def _aligned(make: Callable[..., Array], shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """An array at the start of a cache line; NumPy's own begin 16 bytes behind one, and rows of 64 bytes lie in two."""
-    kind: np.dtype[Any] = np.dtype(dtype)
-    shape = (shape,) if isinstance(shape, int) else shape
-    size_bytes = math.prod(shape) * kind.itemsize
+MEMORY = Recycler()  # of all stand-ins of this process
+
+
+def _lend(size_bytes: int) -> Array:
+    return MEMORY.lend(size_bytes) if size_bytes >= LEAST_BYTES else _aligned(np.empty, size_bytes)
+
+
+def _aligned(make: Callable[..., Array], size_bytes: int) -> Array:
+    """Bytes from the start of a cache line; NumPy's own begin 16 behind one, and rows of 64 bytes lie in two."""
     memory = make(size_bytes + LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % LINE_BYTES
-    return memory[start : start + size_bytes].view(kind).reshape(shape)
+    return memory[start : start + size_bytes]
+
+
+def _array(make: Callable[[int], Array], shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    kind: np.dtype[Any] = np.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int) else shape
+    return make(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
 
 
 class CpuDevice:
@@ -92,10 +104,10 @@ class CpuDevice:
         return f"<{self.name} with {self.pool.cores} threads>"
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        return _aligned(np.empty, shape, dtype)
+        return _array(_lend, shape, dtype)
 
     def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        return _aligned(np.zeros, shape, dtype)
+        return _array(functools.partial(_aligned, np.zeros), shape, dtype)
 
     def from_host(self, array: npt.NDArray[Any]) -> Array:
         return array

@@ -131,8 +131,3 @@ class Flights:
     def remove(self, token: Token) -> Flight | None:
         """Forget a flight."""
         return self._flights.pop(token.first_step, None)
-
-
-def empty_rows(keys: int, width: int) -> Floats:
-    """Room for rows that a pull writes."""
-    return np.empty((keys, width), np.float32)

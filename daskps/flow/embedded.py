@@ -9,9 +9,13 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+import dask
 from distributed import Client, LocalCluster
 
 from daskps.cluster.plugin import THREADS
+
+# Dask samples its workers' stacks every 10 ms and ticks every 20, with the interpreter's lock: a tenth of a small run.
+QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms"}
 
 
 @contextlib.contextmanager
@@ -24,6 +28,7 @@ def client_for(nodes: int, given: Client | str | None = None, dashboard_address:
             yield client
     else:
         with (
+            dask.config.set(QUIET),
             LocalCluster(
                 n_workers=nodes,
                 processes=nodes > 1,

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from distributed import get_worker
 
 from daskps.cluster.link import Wire
-from daskps.cluster.node import Flight, Read, empty_rows
+from daskps.cluster.node import Flight, Read
 from daskps.cluster.plugin import NodePlugin, plugin_here
 from daskps.errors import StaleError, TrainingError
 from daskps.flow.begin import begin
@@ -113,7 +114,7 @@ def pull(node: OpenNode, token: Token) -> tuple[None, float]:
     """Rows of the working sets from their owners, which bring in what is on disk."""
     flight = node.flights.number(token)
     for spec, working_set in zip(node.specs, flight.sets, strict=True):
-        flight.rows[spec.name] = empty_rows(len(working_set.keys), spec.layout.width)
+        flight.rows[spec.name] = node.host.empty((len(working_set.keys), spec.layout.width), np.float32)
     keys = {spec.name: working_set.keys for spec, working_set in zip(node.specs, flight.sets, strict=True)}
     started, busy = time.perf_counter(), node.link.busy_seconds
     flight.pulled = node.link.pull(token.batch, {table: (keys[table], rows) for table, rows in flight.rows.items()})

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from daskps.backend.arena import anonymous, release
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
-from daskps.mem.arena import anonymous, release
 from daskps.mem.budget import Budget
 from daskps.mem.delivery import Positions
 from daskps.mem.recent import RecentList

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from daskps.backend.arena import anonymous
 from daskps.backend.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError
 from daskps.mem import budget as budgets
-from daskps.mem.arena import anonymous
 from daskps.mem.cache import DIRTY, NONE, Cache, Slots, Visit
 from daskps.mem.snapshot import SnapshotWriter
 from daskps.mem.store import RowStore, store_bytes

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from daskps.backend.arena import anonymous
 from daskps.backend.native import library
-from daskps.mem.arena import anonymous
 from daskps.mem.delivery import Positions
 from daskps.types import Int64s
 

@@ -1,0 +1,64 @@
+"""Memory of stand-in devices that is used again."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+
+from daskps.backend.device import CpuDevice
+from daskps.backend.pool import ComputePool
+from daskps.backend.recycle import KEPT_BYTES, Recycler
+
+SIZE = 3 << 20
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def test_memory_is_lent_again_when_its_last_view_is_gone() -> None:
+    recycler = Recycler()
+    first = recycler.lend(SIZE)
+    view, place = first[100:200], address(first)
+    del first
+    gc.collect()
+    second = recycler.lend(SIZE)
+    assert address(second) != place  # the view is still alive
+    del view
+    gc.collect()
+    assert address(recycler.lend(SIZE - 1000)) == place
+
+
+def test_two_loans_never_share_bytes() -> None:
+    recycler, rng = Recycler(), np.random.default_rng(1)
+    loans: list[np.ndarray] = []
+    for turn in range(300):
+        loan = recycler.lend(int(rng.integers(1 << 18, SIZE)))
+        loan[:] = turn % 251
+        loans.append(loan)
+        if len(loans) > 6:
+            loans.pop(int(rng.integers(len(loans))))
+        assert all((loan == loan[0]).all() for loan in loans)
+        assert len({int(loan[0]) for loan in loans}) == len(loans)
+
+
+def test_no_more_is_kept_free_than_is_lent_beyond_a_small_rest() -> None:
+    recycler = Recycler()
+    loans = [recycler.lend(KEPT_BYTES // 4) for _ in range(16)]
+    loans.clear()
+    gc.collect()
+    keep = recycler.lend(SIZE)
+    assert recycler.free_bytes <= KEPT_BYTES
+    del keep
+
+
+def test_small_arrays_and_large_ones_begin_at_a_cache_line() -> None:
+    with ComputePool(1) as pool:
+        device = CpuDevice(0, pool)
+        for rows in (0, 1, 1000, 100_000):
+            for make in (device.empty, device.zeros):
+                array = make((rows, 9), np.float32)
+                assert array.shape == (rows, 9)
+                assert array.dtype == np.float32
+                assert rows == 0 or address(array) % 64 == 0
