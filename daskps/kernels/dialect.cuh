@@ -83,7 +83,10 @@ typedef long long int64_t;
         default: call<256>(D, __VA_ARGS__);            \
     }
 #define TILE_SYNC()
-#define PREFETCH(address) __builtin_prefetch((const void*)(address))
+// Into the second-level cache, far ahead: there 25 GB/s of random lines came (2 cores), into the first level, which waits
+// for few lines at a time, 12 GB/s whatever the distance.
+#define PREFETCH(address) __builtin_prefetch((const void*)(address), 0, 2)
+#define PREFETCH_AHEAD 48
 #define ATOMIC_OR(address, value) __atomic_fetch_or(address, value, __ATOMIC_RELAXED)
 #define ATOMIC_NEXT(address) __atomic_fetch_add(address, 1, __ATOMIC_RELAXED)
 #define ATOMIC_CAS(address, expected, value) compare_and_swap(address, expected, value)

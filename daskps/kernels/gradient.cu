@@ -54,8 +54,8 @@ DEVICE void update_rows(int32_t D, const Gradient& g, const Optimizer& o, const 
     Findings<MAX> findings;
     clear_findings<MAX>(findings);
     for (int64_t t = range.first; t < range.last; ++t) {
-        if (t + 8 < range.last) {
-            const float* ahead = rows + (int64_t)touched[t + 8] * width;
+        if (t + PREFETCH_AHEAD / 2 < range.last) {
+            const float* ahead = rows + (int64_t)touched[t + PREFETCH_AHEAD / 2] * width;
             PREFETCH_RUN(ahead, width);
         }
         uint64_t sum[MAX];
@@ -117,8 +117,8 @@ DEVICE void apply_rows(int32_t D, const Optimizer& o, const int64_t* sums, const
     clear_findings<MAX>(findings);
     FOR_TILES(t, touched_count) {
 #if ON_CPU
-        if (t + 8 < t_end) {
-            PREFETCH_RUN(rows + (int64_t)touched[t + 8] * width, width);
+        if (t + PREFETCH_AHEAD / 2 < t_end) {
+            PREFETCH_RUN(rows + (int64_t)touched[t + PREFETCH_AHEAD / 2] * width, width);
         }
 #endif
         uint64_t sum[REGISTERS(MAX)];

@@ -61,8 +61,8 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
     FOR_DIMS(d, k) sum[k] -= offset;
     for (int64_t i = first; i < last; ++i) {
 #if ON_CPU
-        if (i + 16 < ahead_end) {
-            const float* ahead = bag_gradient(g, g.bags[i + 16], D);
+        if (i + PREFETCH_AHEAD < ahead_end) {
+            const float* ahead = bag_gradient(g, g.bags[i + PREFETCH_AHEAD], D);
             PREFETCH_RUN(ahead, D);
         }
 #endif

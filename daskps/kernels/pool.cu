@@ -26,8 +26,8 @@ DEVICE void pool_bag(int32_t D, const PoolArguments& a, int64_t bag, int64_t las
     const int64_t first = a.offsets[bag], last = a.offsets[bag + 1];
     for (int64_t i = first; i < last; ++i) {
 #if ON_CPU
-        if (i + AHEAD < last_occurrence && a.row_of[i + AHEAD] >= 0) {
-            const float* ahead = pool_row(a, a.row_of[i + AHEAD]);
+        if (i + PREFETCH_AHEAD < last_occurrence && a.row_of[i + PREFETCH_AHEAD] >= 0) {
+            const float* ahead = pool_row(a, a.row_of[i + PREFETCH_AHEAD]);
             PREFETCH_RUN(ahead, D);
         }
 #endif

@@ -9,8 +9,8 @@ DEVICE void copy_row(const uint32_t* from, uint32_t* to, int32_t width) {
 KERNEL(rows_gather, const float* rows, int32_t width, const int32_t* index, int64_t n, float* out) {
     FOR_TILES(i, n) {
 #if ON_CPU
-        if (i + 8 < i_end) {
-            PREFETCH_RUN(rows + (int64_t)index[i + 8] * width, width);
+        if (i + PREFETCH_AHEAD < i_end) {
+            PREFETCH_RUN(rows + (int64_t)index[i + PREFETCH_AHEAD] * width, width);
         }
 #endif
         if (index[i] < 0) continue;
@@ -22,8 +22,8 @@ KERNEL(rows_gather, const float* rows, int32_t width, const int32_t* index, int6
 KERNEL(rows_scatter, const float* values, int32_t width, const int32_t* index, int64_t n, float* rows) {
     FOR_TILES(i, n) {
 #if ON_CPU
-        if (i + 8 < i_end) {
-            PREFETCH_RUN(rows + (int64_t)index[i + 8] * width, width);
+        if (i + PREFETCH_AHEAD < i_end) {
+            PREFETCH_RUN(rows + (int64_t)index[i + PREFETCH_AHEAD] * width, width);
         }
 #endif
         if (index[i] < 0) continue;

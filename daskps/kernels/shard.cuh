@@ -2,7 +2,6 @@
 #pragma once
 #include "dialect.cuh"
 
-#define AHEAD 16  // slots and rows asked for ahead of use on the CPU: about one DRAM latency
 #define SLOT_SALT 0ull  // slots go by the bits that order `unique`'s keys, so these walk through a table from end to end
 #define BUCKET 4        // slots of a cache line: a key's search begins with a line of its own
 #define SHARD_SALT 0xd1b54a32d192ed03ull

@@ -8,15 +8,15 @@ static void float_rows(int32_t D, const Gradient& g, const Optimizer& o, const i
     Findings<MAX> findings;
     clear_findings<MAX>(findings);
     for (int64_t t = first; t < last; ++t) {
-        if (t + 8 < last) {
-            const float* ahead = rows + (int64_t)touched[t + 8] * width;
+        if (t + PREFETCH_AHEAD / 2 < last) {
+            const float* ahead = rows + (int64_t)touched[t + PREFETCH_AHEAD / 2] * width;
             PREFETCH_RUN(ahead, width);
         }
         float sum[MAX];
         FOR_DIMS(d, k) sum[k] = 0;
         for (int64_t i = g.starts[t]; i < g.starts[t + 1]; ++i) {
-            if (i + 16 < ahead_end) {
-                const float* ahead = bag_gradient(g, g.bags[i + 16], D);
+            if (i + PREFETCH_AHEAD < ahead_end) {
+                const float* ahead = bag_gradient(g, g.bags[i + PREFETCH_AHEAD], D);
                 PREFETCH_RUN(ahead, D);
             }
             const float* values = bag_gradient(g, g.bags[i], D);
