@@ -1,4 +1,4 @@
-// Checksums of whole buffers: one sum, the sums of all blocks, and the search for the first wrong block.
+// Checksums of whole buffers: one sum, or the sums of all blocks.
 #include "crc32c.cuh"
 
 // CRC-32C of n bytes after bytes whose sum is `before` (0: none). google-crc32c gives the same numbers.
@@ -20,9 +20,4 @@ NATIVE(void, ssd_block_sums, const void* data, int64_t n, int64_t total, int64_t
         else
             sums[k] = ~(uint32_t)crc_zeros(state, size - filled);
     }
-}
-
-// First block of `data` whose sum is not the expected one, or -1.
-NATIVE(int64_t, ssd_block_mismatch, const void* data, int64_t n, int64_t block_bytes, const uint32_t* sums) {
-    return crc_mismatch((const uint8_t*)data, n, block_bytes, sums);
 }

@@ -30,13 +30,6 @@ def block_sums(piece: Any, total_bytes: int, block_bytes: int) -> npt.NDArray[np
     return sums
 
 
-def wrong_block(piece: Any, block_bytes: int, sums: npt.NDArray[np.uint32]) -> int | None:
-    """The first block of `piece` whose sum differs, None if all are right."""
-    data = _bytes(piece)
-    block = library().ssd_block_mismatch(data=data, n=len(data), block_bytes=block_bytes, sums=sums)
-    return None if block < 0 else int(block)
-
-
 def _bytes(piece: Any) -> npt.NDArray[np.uint8]:
     if isinstance(piece, np.ndarray):
         return piece.reshape(-1).view(np.uint8)

@@ -54,7 +54,7 @@ class Ledger:
     def add(self, number: int, first: int, count: int) -> None:
         """Rows [first, first + count) of a file are written, and live."""
         self._reach(number + 1)
-        bits = self._file_bits(number)
+        bits = self.file_bits(number)
         if first % 8 == 0 and count >= 8:
             whole = count // 8
             bits[first // 8 : first // 8 + whole] = 0xFF
@@ -77,13 +77,13 @@ class Ledger:
     def restore(self, number: int, rows: int, bits: Bytes) -> None:
         """Take a file of `rows` rows over from a snapshot, with its live bits."""
         self._reach(number + 1)
-        self._file_bits(number)[:] = bits
+        self.file_bits(number)[:] = bits
         self._rows[number] = rows
         self._live[number] = int(np.bitwise_count(bits).sum())
 
     def drop(self, number: int) -> None:
         """The file is gone."""
-        self._file_bits(number)[:] = 0
+        self.file_bits(number)[:] = 0
         self._rows[number] = self._live[number] = 0
 
     def keep(self, numbers: list[int]) -> None:
@@ -98,7 +98,7 @@ class Ledger:
 
     def live_positions(self, number: int) -> npt.NDArray[np.int64]:
         """Row numbers, within the file, of its live rows."""
-        return np.flatnonzero(np.unpackbits(self._file_bits(number), bitorder="little"))
+        return np.flatnonzero(np.unpackbits(self.file_bits(number), bitorder="little"))
 
     def empty_files(self) -> list[int]:
         """Files whose rows are all stale."""
@@ -118,7 +118,8 @@ class Ledger:
         """A copy of the bits of the first `files` files."""
         return self._bits[: files * self._file_rows // 8].copy()
 
-    def _file_bits(self, number: int) -> Bytes:
+    def file_bits(self, number: int) -> Bytes:
+        """The live bits of one file, a view."""
         size = self._file_rows // 8
         return self._bits[number * size : (number + 1) * size]
 

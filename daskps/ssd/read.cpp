@@ -6,6 +6,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+static const int64_t PIECE_BYTES = 256 << 10;
+
 DEVICE int64_t place_of(uint64_t request) { return (int64_t)(request >> 32); }
 DEVICE int64_t answer_of(uint64_t request) { return (int64_t)(request & 0xffffffffu); }
 
@@ -80,9 +82,39 @@ NATIVE(int64_t, ssd_take_range, const uint64_t* requests, const int64_t* range, 
     return -1;
 }
 
+// Fill `to` with n bytes from `offset` on. Returns 0, or 1 (the read failed, *value = errno) or 2 (the file ends early,
+// *value = bytes that are there).
+DEVICE int64_t read_whole(int32_t fd, int64_t offset, int64_t n, uint8_t* to, int64_t* value) {
+    for (int64_t have = 0; have < n;) {
+        const int64_t got = pread(fd, to + have, n - have, offset + have);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            *value = got < 0 ? errno : offset + have;
+            return got < 0 ? 1 : 2;
+        }
+        have += got;
+    }
+    return 0;
+}
+
+// Read a file from its start and leave the sum of each block: in pieces, so that the sums are taken while a piece is in
+// the cache, and so that the kernel's read-ahead works on the next one meanwhile (one long read takes 1.6 times as long
+// from a cold disk). what: as in read_whole. Returns 0 when all is there.
+NATIVE(int64_t, ssd_read_sums, int32_t fd, int64_t offset, int64_t n, int64_t block_bytes, void* out, uint32_t* sums,
+       int64_t* what) {
+    const int64_t piece_bytes = block_bytes < PIECE_BYTES ? PIECE_BYTES / block_bytes * block_bytes : block_bytes;
+    for (int64_t at = 0; at < n; at += piece_bytes) {
+        const int64_t size = n - at < piece_bytes ? n - at : piece_bytes;
+        uint8_t* to = (uint8_t*)out + at;
+        if ((what[0] = read_whole(fd, offset + at, size, to, what + 1))) return what[0];
+        crc_blocks(to, size, block_bytes, sums + at / block_bytes);
+    }
+    return 0;
+}
+
 // Read, check and copy ranges [first, last) of an open file; `ahead` ranges are announced to the kernel before they are
-// read, so that one thread keeps many reads in flight. Returns -1, or the range that failed with what[0] = 1 (the read
-// failed, what[1] = errno), 2 (the file ends early, what[1] = bytes there) or 3 (what[1] = block whose sum is wrong).
+// read, so that one thread keeps many reads in flight. Returns -1, or the range that failed with what[0] = 1 or 2 (see
+// read_whole) or 3 (what[1] = block whose sum is wrong).
 NATIVE(int64_t, ssd_read_ranges, int32_t fd, const uint64_t* requests, const int64_t* ranges, int64_t first,
        int64_t last, int64_t ahead, int64_t base, int64_t row_bytes, int64_t block_bytes, const uint32_t* sums,
        void* buffer, void* out, int64_t* what) {
@@ -93,17 +125,7 @@ NATIVE(int64_t, ssd_read_ranges, int32_t fd, const uint64_t* requests, const int
             posix_fadvise(fd, ranges[4 * announced], ranges[4 * announced + 1], POSIX_FADV_WILLNEED);
 #endif
         const int64_t* range = ranges + 4 * k;
-        int64_t have = 0;
-        while (have < range[1]) {
-            const int64_t got = pread(fd, (uint8_t*)buffer + have, range[1] - have, range[0] + have);
-            if (got < 0 && errno == EINTR) continue;
-            if (got <= 0) {
-                what[0] = got < 0 ? 1 : 2;
-                what[1] = got < 0 ? errno : range[0] + have;
-                return k;
-            }
-            have += got;
-        }
+        if ((what[0] = read_whole(fd, range[0], range[1], (uint8_t*)buffer, what + 1))) return k;
         const int64_t block = range[0] / block_bytes;
         const int64_t wrong = crc_mismatch((const uint8_t*)buffer, range[1], block_bytes, sums + block);
         if (wrong >= 0) {

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskps.backend.native import library
-from daskps.errors import CorruptionError, StoreError
+from daskps.ssd.checked import read_error
 from daskps.ssd.files import Files
 from daskps.ssd.format import Shape, chunk_names
 from daskps.ssd.shelf import ParameterFile, Shelf
@@ -152,9 +152,5 @@ def _run(files: Files, shape: Shape, shelf: Shelf, requests: npt.NDArray[np.uint
             os.close(fd)
         if failed >= 0:
             kind, value = what.tolist()
-            if kind == 1:
-                raise StoreError(f"{files.url}/{name}: cannot read: {os.strerror(value)}")
-            if kind == 2:
-                raise CorruptionError(f"{files.url}/{name} (array rows): the file ends at byte {value}, too early")
-            raise shelf.wrong(task.file, 1, value)
+            raise shelf.wrong(task.file, 1, value) if kind == 3 else read_error(files, name, kind, value)
     return int(ranges[task.first : task.last, 1].sum())

@@ -34,7 +34,7 @@ from daskps.ssd.manifest import Manifest, Snapshot, parse
 from daskps.ssd.shelf import ParameterFile, Shelf, read_ahead
 from daskps.ssd.statistics import Counters
 from daskps.ssd.stock import Stock
-from daskps.types import Floats, Int64s, Keys
+from daskps.types import Floats, Keys
 
 # Only names that a store makes are ever removed; whatever else someone put into the folder stays.
 _OURS = re.compile(
@@ -138,13 +138,10 @@ def scan(files: Files, shape: Shape, snapshot: Snapshot, io: Executor) -> Iterat
     bits = saved.read_live(files, snapshot)
     size = shape.file_rows // 8
 
-    def contents() -> Iterator[tuple[ParameterFile, Int64s]]:
-        for entry in snapshot.files:
-            part = bits[entry.number * size : (entry.number + 1) * size]
-            live = np.flatnonzero(np.unpackbits(part, bitorder="little"))
-            yield ParameterFile(entry.number, entry.rows, checksum=entry.crc32c), live
-
-    return shelf.scan(contents())
+    return shelf.scan(
+        (ParameterFile(entry.number, entry.rows, checksum=entry.crc32c), bits[entry.number * size :][:size])
+        for entry in snapshot.files
+    )
 
 
 def verify(files: Files, manifest: Manifest, io: Executor, pool: ComputePool) -> int:

@@ -18,12 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from daskps.errors import CapacityError, CorruptionError
-from daskps.ssd.checksum import block_sums, crc32c, wrong_block
+from daskps.ssd.buffers import Buffers
+from daskps.ssd.checked import first_difference, read_sums
+from daskps.ssd.checksum import block_sums, crc32c
 from daskps.ssd.files import Files, aligned_empty
 from daskps.ssd.format import Shape, chunk_names
+from daskps.ssd.index import Bytes
 from daskps.ssd.manifest import FileEntry
 from daskps.ssd.statistics import Counters
-from daskps.types import Floats, Int64s, Keys
+from daskps.types import Floats, Keys
 
 # Buffers kept for the next files; a fresh one costs its page faults (3 ms for 12 MB).
 SPARE_BUFFERS = 2
@@ -179,33 +182,38 @@ class Shelf:
             file.sums = sums
         return file.sums
 
-    def keys(self, file: ParameterFile) -> Keys:
+    def keys(self, file: ParameterFile, buffers: Buffers | None = None) -> Keys:
         """All keys of a file, checked."""
         with self._lock:  # a copy, because a buffer is used again once the file is written
             if file.keys is not None:
                 return file.keys[: file.count].copy()
-        data = self._read(file, 0, np.empty(self._shape.file_rows, np.uint64))
-        return data[: file.count]
+        return self._read(file, 0, (self._shape.file_rows,), np.uint64, buffers)
 
-    def rows(self, file: ParameterFile) -> Floats:
+    def rows(self, file: ParameterFile, buffers: Buffers | None = None) -> Floats:
         """All rows of a file, checked."""
         with self._lock:
             if file.rows is not None:
                 return file.rows[: file.count].copy()
-        data = self._read(file, 1, np.empty((self._shape.file_rows, self._shape.layout.width), np.float32))
-        return data[: file.count]
+        return self._read(file, 1, (self._shape.file_rows, self._shape.layout.width), np.float32, buffers)
 
-    def scan(self, contents: Iterable[tuple[ParameterFile, Int64s]]) -> Iterator[tuple[Keys, Floats]]:
-        """The keys and rows at the given positions of each file, a few files read ahead."""
+    def scan(self, contents: Iterable[tuple[ParameterFile, Bytes]]) -> Iterator[tuple[Keys, Floats]]:
+        """The live keys and rows of files, given with their live bits; a few files are read ahead."""
+        buffers = Buffers(AHEAD_FILES + 1)
 
-        def read(item: tuple[ParameterFile, Int64s]) -> tuple[Keys, Floats]:
-            file, live = item
-            whole = len(live) == file.count
-            keys, rows = self.keys(file), self.rows(file)
-            return (keys, rows) if whole else (keys[live], rows[live])
+        def read(item: tuple[ParameterFile, Bytes]) -> tuple[Keys, Floats]:
+            file, bits = item
+            live = int(np.bitwise_count(bits).sum())
+            if not live:
+                return np.empty(0, np.uint64), np.empty((0, self._shape.layout.width), np.float32)
+            keys, rows = self.keys(file, buffers), self.rows(file, buffers)
+            if live == file.count:
+                return keys, rows
+            positions = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            return keys[positions], rows[positions]
 
-        for _, found in read_ahead(self._io, read, ((file, live) for file, live in contents if len(live))):
-            yield found
+        for _, found in read_ahead(self._io, read, contents):
+            if len(found[0]):
+                yield found
 
     def wrong(self, file: ParameterFile, array: int, block: int) -> CorruptionError:
         """The error for a block that does not match its checksum."""
@@ -215,20 +223,23 @@ class Shelf:
             "match their checksum; restore the file from a copy, or open an older snapshot"
         )
 
-    def _read(self, file: ParameterFile, array: int, data: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A file's whole chunk of keys (0) or rows (1), its padding too."""
+    def _read(
+        self, file: ParameterFile, array: int, shape: tuple[int, ...], dtype: npt.DTypeLike, buffers: Buffers | None
+    ) -> npt.NDArray[Any]:
+        """What is filled of a file's chunk of keys (0) or rows (1)."""
         sums = self.sums(file)
         sums = sums[: self._shape.key_blocks] if array == 0 else sums[self._shape.key_blocks :]
+        data = (buffers or Buffers(0)).empty(shape, dtype)
         # Blocks past the last row are zeros on disk too; `verify` checks them, reading has no use for them.
         size = -(-file.count * data[:1].nbytes // self._shape.block_bytes) * self._shape.block_bytes
         part = data.reshape(-1).view(np.uint8)[:size]
-        self._files.read_into(chunk_names(file.number)[array], 0, [part])
+        found = read_sums(self._files, chunk_names(file.number)[array], 0, part, self._shape.block_bytes)
         with self._lock:
             self._counters.read_bytes += part.nbytes
-        block = wrong_block(part, self._shape.block_bytes, sums)
+        block = first_difference(found, sums)
         if block is not None:
             raise self.wrong(file, array, block)
-        return data
+        return data[: file.count]
 
     def check(self, file: ParameterFile) -> int:
         """Check every byte of a written file, also the zeros behind a short one; returns the bytes checked."""
@@ -243,9 +254,8 @@ class Shelf:
                 raise CorruptionError(f"{self._files.url}/{name} (array {_NAMES[array]}): the file {what}")
             total += size
             if expected is not None:
-                data = np.empty(size, np.uint8)
-                self._files.read_into(name, 0, [data])
-                block = wrong_block(data, shape.block_bytes, expected)
+                found = read_sums(self._files, name, 0, np.empty(size, np.uint8), shape.block_bytes)
+                block = first_difference(found, expected)
                 if block is not None:
                     raise self.wrong(file, array, block)
         return total

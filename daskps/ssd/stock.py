@@ -83,7 +83,7 @@ class Stock:
     def scan(self) -> Iterator[tuple[Keys, Floats]]:
         """Every live key and row as of now, file by file."""
         with self.lock:
-            contents = [(file, self.ledger.live_positions(number)) for number, file in self.shelf.current.items()]
+            contents = [(file, self.ledger.file_bits(number).copy()) for number, file in self.shelf.current.items()]
             for file, _ in contents:
                 self.shelf.pin(file)
         try:

@@ -11,7 +11,7 @@ from helpers import LAYOUT, QUIET, as_dict, read_plainly, rows_for
 
 from daskps.backend.pool import ComputePool
 from daskps.ssd import Store
-from daskps.ssd.checksum import block_sums, crc32c, wrong_block
+from daskps.ssd.checksum import block_sums, crc32c
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline", "zarrs.ZarrsCodecPipeline"]
 
@@ -88,12 +88,6 @@ def test_checksums_are_those_of_other_libraries(tmp_path, pool: ComputePool) -> 
         sums = block_sums(data, total, 512)
         padded = data.tobytes() + bytes(total - len(data))
         assert sums.tolist() == [google_crc32c.value(padded[i : i + 512]) for i in range(0, total, 512)]
-    assert wrong_block(data, 512, block_sums(data, len(data), 512)) is None
-    sums = block_sums(data, len(data), 512)
-    for position in (0, 511, 512, 5000, 10_000):
-        changed = data.copy()
-        changed[position] ^= 64
-        assert wrong_block(changed, 512, sums) == position // 512
     filled(tmp_path, pool)
     group = zarr.open_group(tmp_path, mode="r")
     keys = (tmp_path / "keys" / "c.0").read_bytes()
