@@ -2,7 +2,8 @@
 
 In: the rows a node touched in a step and their sums (fixed point, int64). Out: the rows that any node touched and the
 sums over all nodes. For `sync_every` above 1 also the merging of rows that grew apart. Two nodes number the keys that
-both hold by key order, so 4 bytes name a row in a message and no key is looked up.
+both hold by key order, so one bit names a row in a message and no key is looked up. `pack` and `add` compute, in the
+thread of the stage; only `swap` is for the event loop.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daskps.backend.native import library
+from daskps.backend.pool import ComputePool
 from daskps.cluster.message import Array
 from daskps.cluster.session import Session
+from daskps.errors import NonFiniteError, ProtocolError
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
+
+
+Packed = tuple[Array, ...]  # marks (uint64), widths (uint8), bytes (uint8) of every table, in the order of their names
+MALFORMED, TOO_LARGE = -1, -2  # as in sums.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Shared:
     @classmethod
     def of(cls, keys: Keys, positions: Int64s, holders: Keys, rank: int, nodes: int) -> Shared:
         """From a pull: `holders[i]` is the bit set of the ranks that hold ``keys[positions[i]]``."""
-        order = np.argsort(keys[positions], kind="stable")
+        order = np.argsort(keys[positions])  # distinct, so any sort will do; this one has vectors
         rows, holders = positions[order].astype(np.int32), holders[order]
         return cls(
             len(keys),
@@ -43,50 +51,142 @@ class Shared:
         )
 
 
+class Buffers:
+    """Memory for what is sent, kept from step to step: fresh pages cost as much as packing.
+
+    There are two of each. A peer sends its part of a step only when it has added this node's part of the step before;
+    so when a step is over, what was sent for the step before that has been read.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str, str, bool], Array] = {}
+        self._turn = False
+
+    def turn(self) -> None:
+        """A step begins."""
+        self._turn = not self._turn
+
+    def take(self, peer: int, table: str, name: str, size: int, dtype: type[np.generic]) -> Array:
+        """An array of at least `size`, with any content."""
+        place = (peer, table, name, self._turn)
+        kept = self._kept.get(place)
+        if kept is None or len(kept) < size:
+            kept = self._kept[place] = np.empty(size + size // 4, dtype)
+        return kept
+
+
 class Exchange:
     """The steps of one batch, on one node, over all tables."""
 
-    def __init__(self, session: Session, batch: int, shared: Mapping[str, Shared]) -> None:
+    def __init__(
+        self, session: Session, batch: int, shared: Mapping[str, Shared], buffers: Buffers, pool: ComputePool
+    ) -> None:
         self._session = session
         self._batch = batch
         self._shared = dict(sorted(shared.items()))
         self._place = {table: np.full(view.rows, -1, np.int32) for table, view in self._shared.items()}
+        self._buffers, self._pool = buffers, pool
 
-    async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, Touched]:
-        """Sums over all nodes of every row that any of them touched. One message to each peer, empty ones too."""
+    async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, tuple[Touched, Touched]]:
+        """Sums over all nodes of every row that any of them touched: the rows touched here, whose sums are added to
+        in place, and those that only others touched."""
+        return self.add(touched, await self.swap(step, self.pack(touched)))
+
+    def pack(self, touched: Mapping[str, Touched]) -> dict[int, Packed]:
+        """What to send to each peer: for every table marks, widths and bytes, as sums.cpp describes them."""
+        self._buffers.turn()
+        for table, mine in touched.items():
+            library().link_place(rows=mine.rows, n=len(mine.rows), forget=0, place=self._place[table])
+        pairs = [(peer, table) for peer in self._session.peers for table in self._shared]
+        packed = self._pool.map(lambda pair: self._pack(*pair, touched[pair[1]].sums), pairs)
+        tables = len(self._shared)
+        return {
+            peer: tuple(array for arrays in packed[first : first + tables] for array in arrays)
+            for first, peer in zip(range(0, len(packed), tables), self._session.peers, strict=True)
+        }
+
+    def _pack(self, peer: int, table: str, sums: Int64s) -> Packed:
+        shared, dim, take = self._shared[table].with_peer[peer], sums.shape[1], self._buffers.take
+        marks = take(peer, table, "marks", -(-len(shared) // 64), np.uint64)
+        widths = take(peer, table, "widths", len(shared), np.uint8)
+        values = take(peer, table, "bytes", len(shared) * dim * 8 + 8, np.uint8)
+        count = np.empty(1, np.int64)
+        size = library().link_pack(
+            shared=shared,
+            n=len(shared),
+            place=self._place[table],
+            sums=sums,
+            dim=dim,
+            marks=marks,
+            widths=widths,
+            bytes=values,
+            count=count,
+        )
+        return marks[: -(-len(shared) // 64)], widths[: int(count[0])], values[:size]
+
+    async def swap(self, step: int, packed: Mapping[int, Packed]) -> dict[int, Packed]:
+        """One message to each peer, empty ones too, and one from each."""
         session = self._session
         session.check()  # one node alone would never hear that its run is over
-        for table, mine in touched.items():
-            self._place[table][mine.rows] = np.arange(len(mine.rows), dtype=np.int32)
-        for peer in session.peers:
-            parts: list[Array] = []
-            for table, view in self._shared.items():
-                place = self._place[table][view.with_peer[peer]]
-                index = np.flatnonzero(place >= 0)
-                parts += [index.astype(np.uint32), touched[table].sums[place[index]]]
-            session.send(peer, "sums", self._batch, step=step, arrays=tuple(parts))
-        received = {}
-        for peer in session.peers:
-            arrays = (await session.receive("sums", self._batch, peer, step=step)).arrays
-            received[peer] = dict(zip(self._shared, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
-        return {table: self._add(table, mine, received) for table, mine in touched.items()}
+        for peer, arrays in packed.items():
+            session.send(peer, "sums", self._batch, step=step, arrays=arrays)
+        return {peer: (await session.receive("sums", self._batch, peer, step=step)).arrays for peer in packed}
 
-    def _add(self, table: str, mine: Touched, received: Mapping[int, Mapping[str, tuple[Array, Array]]]) -> Touched:
-        """Own sums and the peers', by rank. Integer addition is associative, so the own ones may lie there already."""
-        place, view = self._place[table], self._shared[table]
-        rows, sums, count = mine.rows, mine.sums, len(mine.rows)
-        targets = {peer: view.with_peer[peer][tables[table][0]] for peer, tables in received.items()}
-        for theirs in targets.values():
-            fresh = theirs[place[theirs] < 0]
-            place[fresh] = np.arange(count, count + len(fresh), dtype=np.int32)
-            count += len(fresh)
-            rows = np.concatenate([rows, fresh])
-        total = np.zeros((count, sums.shape[1]), np.int64)
-        total[: len(sums)] = sums
-        for peer, theirs in targets.items():
-            total[place[theirs]] += received[peer][table][1]
-        place[rows] = -1
-        return Touched(rows, total)
+    def add(
+        self, touched: Mapping[str, Touched], received: Mapping[int, Packed]
+    ) -> dict[str, tuple[Touched, Touched]]:
+        """Own sums and the peers'. Integer addition is associative, so own ones may lie there already."""
+        if any(len(arrays) != 3 * len(self._shared) for arrays in received.values()):
+            raise ProtocolError(f"node {self._session.rank}, batch {self._batch}: sums of other tables than here")
+        numbers = range(len(self._shared))
+        sums = self._pool.map(lambda number: self._add(number, touched, received), numbers)
+        return dict(zip(self._shared, sums, strict=True))
+
+    def _add(
+        self, number: int, touched: Mapping[str, Touched], received: Mapping[int, Packed]
+    ) -> tuple[Touched, Touched]:
+        table = list(self._shared)[number]
+        mine, place, view = touched[table], self._place[table], self._shared[table]
+        arrays = {peer: packed[3 * number : 3 * number + 3] for peer, packed in received.items()}
+        room = sum(len(widths) for _, widths, _ in arrays.values())
+        dim, count = mine.sums.shape[1], 0
+        rows = self._buffers.take(-1, table, "rows", room, np.int32)
+        sums = self._buffers.take(-1, table, "sums", room * dim, np.int64)
+        for peer, (marks, widths, values) in arrays.items():
+            shared = view.with_peer[peer]
+            if len(marks) != -(-len(shared) // 64):
+                raise self._error(peer, table, MALFORMED)
+            found = library().link_add(
+                shared=shared,
+                n=len(shared),
+                marks=marks,
+                widths=widths,
+                count=len(widths),
+                bytes=values,
+                size=len(values),
+                dim=dim,
+                place=place,
+                own=len(mine.rows),
+                sums=mine.sums,
+                fresh_rows=rows,
+                fresh=sums,
+                fresh_count=count,
+            )
+            if found < 0:
+                raise self._error(peer, table, found)
+            count = found
+        fresh = Touched(rows[:count], sums[: count * dim].reshape(count, dim))
+        for one in (mine, fresh):
+            library().link_place(rows=one.rows, n=len(one.rows), forget=1, place=place)
+        return mine, fresh
+
+    def _error(self, peer: int, table: str, found: int) -> Exception:
+        where = f"node {self._session.rank}, batch {self._batch}: sums of node {peer} for table {table!r}"
+        if found == TOO_LARGE:
+            return NonFiniteError(
+                f"{where} passed 33,554,432 in magnitude; lower the learning rate, set clip_norm, or look for bad input"
+            )
+        return ProtocolError(f"{where} are malformed; all nodes must run one job and one version of daskps")
 
     async def merge_rows(
         self,

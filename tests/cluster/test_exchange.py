@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskps.backend.pool import ComputePool
 from daskps.cluster.collective import agree_steps, mean_dense, sum_dense
-from daskps.cluster.exchange import Exchange, Shared, Touched
+from daskps.cluster.exchange import Buffers, Exchange, Shared, Touched
 from daskps.cluster.message import Message
 from daskps.cluster.session import Session
 from daskps.errors import CapacityError, PeerError, ProtocolError, StaleError
@@ -65,6 +66,10 @@ def holdings(draw: st.DrawFn) -> tuple[int, list[list[int]], list[list[int]], in
     return nodes, held, touched, draw(st.integers(0, 2**32))
 
 
+def make_exchange(session: Session, batch: int, shared: dict[str, Shared]) -> Exchange:
+    return Exchange(session, batch, shared, Buffers(), ComputePool(1))
+
+
 def sharing(held: list[list[int]], rank: int) -> Shared:
     keys = held[rank]
     holders = [sum(1 << other for other, theirs in enumerate(held) if key in theirs) for key in keys]
@@ -87,7 +92,7 @@ def test_a_row_touched_anywhere_has_the_sum_over_all_nodes_on_every_holder(
     sums = [{key: rng.integers(-(2**50), 2**50, 3) for key in keys} for keys in touched]
 
     async def step(session: Session) -> list[dict[int, tuple[int, ...]]]:
-        exchange = Exchange(
+        exchange = make_exchange(
             session, 0, {"main": sharing(held, session.rank), "other": sharing([[]] * nodes, session.rank)}
         )
         found = []
@@ -97,8 +102,11 @@ def test_a_row_touched_anywhere_has_the_sum_over_all_nodes_on_every_holder(
             values = np.array([*mine.values()], np.int64).reshape(-1, 3)
             empty = Touched(np.empty(0, np.int32), np.empty((0, 2), np.int64))
             result = await exchange.sum_rows(number, {"main": Touched(rows, values), "other": empty})
-            assert len(result["other"].rows) == 0
-            pairs = zip(result["main"].rows, result["main"].sums.tolist(), strict=True)
+            assert [len(some.rows) for some in result["other"]] == [0, 0]
+            pairs = [
+                pair for some in result["main"] for pair in zip(some.rows.tolist(), some.sums.tolist(), strict=True)
+            ]
+            assert len(dict(pairs)) == len(pairs)
             found.append({held[session.rank][row]: tuple(total) for row, total in pairs})
         return found
 
@@ -126,7 +134,7 @@ def test_merging_gives_the_mean_over_holders_and_the_largest_count(
 
     async def merge(session: Session) -> dict[int, bytes]:
         mine, keys = rows[session.rank], held[session.rank]
-        exchange = Exchange(session, 0, {"main": sharing(held, session.rank)})
+        exchange = make_exchange(session, 0, {"main": sharing(held, session.rank)})
         marks = np.array([key in touched[session.rank] for key in keys], np.bool_)
         merged = await exchange.merge_rows(0, {"main": marks}, {"main": layout}, lambda _, chosen: mine[chosen])
         return {keys[row]: value.tobytes() for row, value in zip(*merged["main"], strict=True)}
@@ -150,7 +158,7 @@ def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nod
     joined.lose(2)
 
     async def step(session: Session) -> None:
-        exchange = Exchange(session, 4, {"main": sharing([[1], [1], [1]], session.rank)})
+        exchange = make_exchange(session, 4, {"main": sharing([[1], [1], [1]], session.rank)})
         nothing = Touched(np.empty(0, np.int32), np.empty((0, 1), np.int64))
         await exchange.sum_rows(17, {"main": nothing})
 
@@ -180,7 +188,7 @@ def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
 
 def test_one_node_alone_stops_when_its_epoch_has_ended() -> None:
     async def step(session: Session) -> None:
-        exchange = Exchange(session, 0, {"main": sharing([[1]], 0)})
+        exchange = make_exchange(session, 0, {"main": sharing([[1]], 0)})
         session.close()
         await exchange.sum_rows(0, {"main": Touched(np.zeros(1, np.int32), np.zeros((1, 1), np.int64))})
 
