@@ -137,7 +137,7 @@ class Link:
 
     def exchange(self, batch: int, pulled: Mapping[str, Pulled]) -> BatchExchange:
         """The steps of a batch."""
-        return BatchExchange(self._loop, self.peers, batch, self.peers.exchange(batch, pulled))
+        return BatchExchange(self._loop, self.peers, batch, self._loop.run(self.peers.exchange(batch, pulled)))
 
     def push(self, pulled: Mapping[str, Pulled], rows: Mapping[str, Floats], snapshot: str = "") -> None:
         """Trained rows back to their owners; the arrays may be reused when this returns. Ends the batch here."""

@@ -74,10 +74,12 @@ class Peers:
         """Positions of rows that an earlier batch had, as they come into `out`, the array that `pull` was given."""
         return requester.late_rows(self.session, pulled, out, self._aside)
 
-    def exchange(self, batch: int, pulled: Mapping[str, Pulled]) -> Exchange:
+    async def exchange(self, batch: int, pulled: Mapping[str, Pulled]) -> Exchange:
         """The sums between holders of the same rows, for the steps of a batch."""
-        sharing = {table: one.sharing(self.rank, self.nodes) for table, one in pulled.items()}
-        return Exchange(self.session, batch, sharing, self._buffers, self.partition.pool)
+        sharing = {table: one.sharing for table, one in pulled.items()}
+        exchange = Exchange(self.session, batch, sharing, self._buffers, self.partition.pool)
+        await exchange.begin()
+        return exchange
 
     async def sum_dense(self, batch: int, step: int, mine: Int64s) -> Int64s:
         """Sums over all nodes; `mine` may be written to again two steps later."""

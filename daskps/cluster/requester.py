@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from daskps.backend.native import library
-from daskps.cluster.exchange import Shared
+from daskps.cluster.exchange import Shared, tell
 from daskps.cluster.message import Array
 from daskps.cluster.owner import Work
 from daskps.cluster.partition import Grouped
@@ -38,10 +38,7 @@ class Pulled:
     shared: Int64s  # rows that other nodes hold too
     holders: Keys  # of each shared row: bit set of ranks
     pushed: Bools | None  # (U,) rows that this node pushes; None: all
-
-    def sharing(self, rank: int, nodes: int) -> Shared:
-        """Who holds what, for the exchange of gradient sums."""
-        return Shared.of(self.keys, self.shared, self.holders, rank, nodes)
+    sharing: Shared  # who holds what, for the exchange of gradient sums
 
 
 async def at_once(call: Callable[[], Any]) -> Any:
@@ -75,22 +72,24 @@ async def pull(
         pushed = np.ones(len(keys), np.bool_)
         lower = (np.uint64(1) << np.uint64(session.rank)) - np.uint64(1)
         pushed[all_shared] = (all_holders & lower) == 0
-    return Pulled(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed)
+    sharing = await aside(partial(Shared.of, keys, all_shared, all_holders, session.rank, session.nodes))
+    tell(session, batch, table, sharing)
+    return Pulled(
+        *(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed, sharing)
+    )
 
 
 def _place(out: Floats, group: Int64s, arrays: tuple[Array, ...]) -> None:
     """Rows of a group into `out`: of all its keys, or of those at the positions that came with them."""
     rows, positions = arrays[0], group if len(arrays) == 1 else group[arrays[1]]
-    _move(False, out, positions, rows)
+    _scatter(out, positions, rows)
 
 
-def _move(gather: bool, rows: Floats, positions: Int64s, out: Floats) -> None:
-    """``out[i] = rows[positions[i]]``, or the other way."""
-    if not len(positions) == len(out) or rows.shape[1:] != out.shape[1:]:
-        raise ProtocolError(f"{len(positions)} rows of {rows.shape[1]} values were wanted, but {out.shape} came")
-    library().link_move(
-        gather=gather, rows=rows, width=rows.shape[1], positions=positions, n=len(positions), out=out
-    )
+def _scatter(out: Floats, positions: Int64s, rows: Floats) -> None:
+    """``out[positions] = rows``; positions were made here, so only what came has to be looked at."""
+    if rows.shape != (len(positions), out.shape[1]):
+        raise ProtocolError(f"{len(positions)} rows of {out.shape[1]} values were wanted, but {rows.shape} came")
+    library().link_scatter(rows=out, width=out.shape[1], positions=positions, n=len(positions), values=rows)
 
 
 async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) -> AsyncIterator[Int64s]:
@@ -101,7 +100,7 @@ async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) 
             message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
             positions = pulled.groups[owner][message.arrays[0]]
             if len(message.arrays) > 1:  # else the owner has put them there
-                await aside(partial(_move, False, out, positions, message.arrays[1]))
+                await aside(partial(_scatter, out, positions, message.arrays[1]))
             yield positions
             missing -= len(positions)
             step += 1
@@ -128,7 +127,7 @@ def _pushed(pulled: Pulled, group: Int64s, rows: Floats, check_replicas: bool) -
     """Keys and rows of a group that this node pushes; with `check_replicas` also keys and hashes of shared ones."""
     mine = group if pulled.pushed is None else group[pulled.pushed[group]]
     values = np.empty((len(mine), rows.shape[1]), np.float32)
-    _move(True, rows, mine, values)
+    library().link_gather(rows=rows, width=rows.shape[1], positions=mine, n=len(mine), out=values)
     if not check_replicas:
         return pulled.keys[mine], values
     shared = group[np.isin(group, pulled.shared)]
@@ -144,7 +143,7 @@ async def lookup(
         session.send(owner, "lookup", batch, step=number, table=table, arrays=(keys[group],))
     for owner, group in enumerate(groups):
         message = await session.receive("found", batch + 1, owner, step=number, table=table)
-        await aside(partial(_move, False, out, group, message.arrays[0]))
+        await aside(partial(_scatter, out, group, message.arrays[0]))
 
 
 def hash_rows(rows: Floats) -> Keys:

@@ -217,7 +217,7 @@ class SimNode(Process):
         state.tables[batch] = tables
         turns["load"].leave()
 
-        exchange = peers.exchange(batch, pulled)
+        exchange = await peers.exchange(batch, pulled)
         for step in range(start, stop):
             await self.train_step(peers, state, exchange, batch, step, slices[step], tables)
             if world.rng.random() < 0.3:
