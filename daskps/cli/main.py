@@ -10,6 +10,7 @@ from daskps.cli.compact import compact
 from daskps.cli.evaluate import evaluate
 from daskps.cli.export import export
 from daskps.cli.inspect import inspect
+from daskps.cli.plan import plan_command
 from daskps.cli.predict import predict
 from daskps.cli.snapshots import snapshots
 from daskps.cli.synth import synth
@@ -33,7 +34,7 @@ def main() -> None:
     """CTR models with embedding tables far larger than memory, trained as a dataflow on Dask."""
 
 
-for command in (train, evaluate, predict, export, inspect, verify, compact, snapshots, synth, bench):
+for command in (train, evaluate, predict, export, inspect, verify, compact, snapshots, synth, plan_command, bench):
     main.add_command(command)
 
 ps = click.Group("ps", main.commands, help=main.help, epilog=EPILOG.replace("daskps ", "dask ps "))

@@ -2,7 +2,8 @@
 
 In: the rows a node touched in a step and their sums (fixed point, int64). Out: the rows that any node touched and the
 sums over all nodes. For `sync_every` above 1 also the merging of rows that grew apart. Two nodes number the keys that
-both hold by key order, so 4 bytes name a row in a message and no key is looked up.
+both hold by key order once per batch, to tell each other where they have them; so 4 bytes name a row in a message, and
+no key is looked up. `pack` and `add` compute, in the thread of the stage; `begin` and `swap` are for the event loop.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daskps.backend.native import library
+from daskps.backend.pool import ComputePool
 from daskps.cluster.message import Array
 from daskps.cluster.session import Session
+from daskps.errors import NonFiniteError, ProtocolError
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
+
+Packed = tuple[Array, ...]  # of every table, by name: numbers (int32) and widths (uint8) of rows, bytes (uint8)
+MALFORMED, TOO_LARGE = -1, -2  # as in sums.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,63 +37,174 @@ class Shared:
     """A node's view of one batch of one table: which of its rows other nodes hold too."""
 
     rows: int  # U, of this node
-    with_peer: Mapping[int, Int32s]  # rows that rank and this node hold, in the order of their keys
+    with_peer: Mapping[int, Int32s]  # rows that rank and this node hold, ascending
+    by_key: Mapping[int, Int64s]  # the same rows in the order of their keys, as positions in `with_peer`
 
     @classmethod
     def of(cls, keys: Keys, positions: Int64s, holders: Keys, rank: int, nodes: int) -> Shared:
         """From a pull: `holders[i]` is the bit set of the ranks that hold ``keys[positions[i]]``."""
-        order = np.argsort(keys[positions], kind="stable")
-        rows, holders = positions[order].astype(np.int32), holders[order]
-        return cls(
-            len(keys),
-            {peer: rows[(holders >> np.uint64(peer)) & np.uint64(1) == 1] for peer in range(nodes) if peer != rank},
-        )
+        order = np.argsort(positions)
+        positions, holders = positions[order], holders[order]
+        held = {peer: (holders >> np.uint64(peer)) & np.uint64(1) == 1 for peer in range(nodes) if peer != rank}
+        with_peer = {peer: positions[mine].astype(np.int32) for peer, mine in held.items()}
+        return cls(len(keys), with_peer, {peer: np.argsort(keys[rows]) for peer, rows in with_peer.items()})
+
+    def numbers(self, peer: int) -> Int32s:
+        """This node's rows in the order of their keys, which the peer can tell too."""
+        return self.with_peer[peer][self.by_key[peer]]
+
+
+def tell(session: Session, batch: int, table: str, shared: Shared) -> None:
+    """Tell all peers where this node has the rows that they hold too; `Exchange.begin` takes it in."""
+    for peer in session.peers:
+        session.send(peer, "numbers", batch, table=table, arrays=(shared.numbers(peer),))
+
+
+class Buffers:
+    """Memory for what is sent, kept from step to step: fresh pages cost as much as packing.
+
+    There are two of each. A peer sends its part of a step only when it has added this node's part of the step before;
+    so when a step is over, what was sent for the step before that has been read.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str, str, bool], Array] = {}
+        self._turn = False
+
+    def turn(self) -> None:
+        """A step begins."""
+        self._turn = not self._turn
+
+    def take(self, peer: int, table: str, name: str, size: int, dtype: type[np.generic]) -> Array:
+        """An array of at least `size`, with any content."""
+        place = (peer, table, name, self._turn)
+        kept = self._kept.get(place)
+        if kept is None or len(kept) < size:
+            kept = self._kept[place] = np.empty(size + size // 4, dtype)
+        return kept
 
 
 class Exchange:
     """The steps of one batch, on one node, over all tables."""
 
-    def __init__(self, session: Session, batch: int, shared: Mapping[str, Shared]) -> None:
+    def __init__(
+        self, session: Session, batch: int, shared: Mapping[str, Shared], buffers: Buffers, pool: ComputePool
+    ) -> None:
         self._session = session
         self._batch = batch
         self._shared = dict(sorted(shared.items()))
         self._place = {table: np.full(view.rows, -1, np.int32) for table, view in self._shared.items()}
+        self._theirs: dict[tuple[int, str], Int32s] = {}  # the peer's numbers of the rows in `with_peer`
+        self._buffers, self._pool = buffers, pool
 
-    async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, Touched]:
-        """Sums over all nodes of every row that any of them touched. One message to each peer, empty ones too."""
+    async def begin(self) -> None:
+        """Learn where the peers have the rows that are held together; they were told by `tell`."""
+        for peer in self._session.peers:
+            for table, view in self._shared.items():
+                numbers = (await self._session.receive("numbers", self._batch, peer, table=table)).arrays[0]
+                if numbers.dtype != np.int32 or len(numbers) != len(view.with_peer[peer]):
+                    raise self._error(peer, table, MALFORMED)
+                theirs = self._theirs[peer, table] = np.empty_like(numbers)
+                theirs[view.by_key[peer]] = numbers
+
+    async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, tuple[Touched, Touched]]:
+        """Sums over all nodes of every row that any of them touched: the rows touched here, whose sums are added to
+        in place, and those that only others touched."""
+        return self.add(touched, await self.swap(step, self.pack(touched)))
+
+    def pack(self, touched: Mapping[str, Touched]) -> dict[int, Packed]:
+        """What to send to each peer: for every table numbers, widths and bytes, as sums.cpp describes them."""
+        self._buffers.turn()
+        for table, mine in touched.items():
+            library().link_place(rows=mine.rows, n=len(mine.rows), forget=0, place=self._place[table])
+        pairs = [(peer, table) for peer in self._session.peers for table in self._shared]
+        packed = self._pool.map(lambda pair: self._pack(*pair, touched[pair[1]].sums), pairs)
+        tables = len(self._shared)
+        return {
+            peer: tuple(array for arrays in packed[first : first + tables] for array in arrays)
+            for first, peer in zip(range(0, len(packed), tables), self._session.peers, strict=True)
+        }
+
+    def _pack(self, peer: int, table: str, sums: Int64s) -> Packed:
+        shared, dim, take = self._shared[table].with_peer[peer], sums.shape[1], self._buffers.take
+        numbers = take(peer, table, "numbers", len(shared), np.int32)
+        widths = take(peer, table, "widths", len(shared), np.uint8)
+        values = take(peer, table, "bytes", len(shared) * dim * 8 + 8, np.uint8)
+        count = np.empty(1, np.int64)
+        size = library().link_pack(
+            shared=shared,
+            theirs=self._theirs[peer, table],
+            n=len(shared),
+            place=self._place[table],
+            sums=sums,
+            dim=dim,
+            numbers=numbers,
+            widths=widths,
+            bytes=values,
+            count=count,
+        )
+        rows = int(count[0])
+        return numbers[:rows], widths[:rows], values[:size]
+
+    async def swap(self, step: int, packed: Mapping[int, Packed]) -> dict[int, Packed]:
+        """One message to each peer, empty ones too, and one from each."""
         session = self._session
         session.check()  # one node alone would never hear that its run is over
-        for table, mine in touched.items():
-            self._place[table][mine.rows] = np.arange(len(mine.rows), dtype=np.int32)
-        for peer in session.peers:
-            parts: list[Array] = []
-            for table, view in self._shared.items():
-                place = self._place[table][view.with_peer[peer]]
-                index = np.flatnonzero(place >= 0)
-                parts += [index.astype(np.uint32), touched[table].sums[place[index]]]
-            session.send(peer, "sums", self._batch, step=step, arrays=tuple(parts))
-        received = {}
-        for peer in session.peers:
-            arrays = (await session.receive("sums", self._batch, peer, step=step)).arrays
-            received[peer] = dict(zip(self._shared, zip(arrays[::2], arrays[1::2], strict=True), strict=True))
-        return {table: self._add(table, mine, received) for table, mine in touched.items()}
+        for peer, arrays in packed.items():
+            session.send(peer, "sums", self._batch, step=step, arrays=arrays)
+        return {peer: (await session.receive("sums", self._batch, peer, step=step)).arrays for peer in packed}
 
-    def _add(self, table: str, mine: Touched, received: Mapping[int, Mapping[str, tuple[Array, Array]]]) -> Touched:
-        """Own sums and the peers', by rank. Integer addition is associative, so the own ones may lie there already."""
-        place, view = self._place[table], self._shared[table]
-        rows, sums, count = mine.rows, mine.sums, len(mine.rows)
-        targets = {peer: view.with_peer[peer][tables[table][0]] for peer, tables in received.items()}
-        for theirs in targets.values():
-            fresh = theirs[place[theirs] < 0]
-            place[fresh] = np.arange(count, count + len(fresh), dtype=np.int32)
-            count += len(fresh)
-            rows = np.concatenate([rows, fresh])
-        total = np.zeros((count, sums.shape[1]), np.int64)
-        total[: len(sums)] = sums
-        for peer, theirs in targets.items():
-            total[place[theirs]] += received[peer][table][1]
-        place[rows] = -1
-        return Touched(rows, total)
+    def add(self, touched: Mapping[str, Touched], received: Mapping[int, Packed]) -> dict[str, tuple[Touched, Touched]]:
+        """Own sums and the peers'. Integer addition is associative, so own ones may lie there already."""
+        if any(len(arrays) != 3 * len(self._shared) for arrays in received.values()):
+            raise ProtocolError(f"node {self._session.rank}, batch {self._batch}: sums of other tables than here")
+        numbers = range(len(self._shared))
+        sums = self._pool.map(lambda number: self._add(number, touched, received), numbers)
+        return dict(zip(self._shared, sums, strict=True))
+
+    def _add(
+        self, number: int, touched: Mapping[str, Touched], received: Mapping[int, Packed]
+    ) -> tuple[Touched, Touched]:
+        table = list(self._shared)[number]
+        mine, place = touched[table], self._place[table]
+        arrays = {peer: packed[3 * number : 3 * number + 3] for peer, packed in received.items()}
+        room = sum(len(numbers) for numbers, _, _ in arrays.values())
+        dim, count = mine.sums.shape[1], 0
+        rows = self._buffers.take(-1, table, "rows", room, np.int32)
+        sums = self._buffers.take(-1, table, "sums", room * dim, np.int64)
+        for peer, (numbers, widths, values) in arrays.items():
+            if len(widths) != len(numbers):
+                raise self._error(peer, table, MALFORMED)
+            found = library().link_add(
+                numbers=numbers,
+                widths=widths,
+                count=len(numbers),
+                bytes=values,
+                size=len(values),
+                dim=dim,
+                place=place,
+                rows=len(place),
+                own=len(mine.rows),
+                sums=mine.sums,
+                fresh_rows=rows,
+                fresh=sums,
+                fresh_count=count,
+            )
+            if found < 0:
+                raise self._error(peer, table, found)
+            count = found
+        fresh = Touched(rows[:count], sums[: count * dim].reshape(count, dim))
+        for one in (mine, fresh):
+            library().link_place(rows=one.rows, n=len(one.rows), forget=1, place=place)
+        return mine, fresh
+
+    def _error(self, peer: int, table: str, found: int) -> Exception:
+        where = f"node {self._session.rank}, batch {self._batch}: sums of node {peer} for table {table!r}"
+        if found == TOO_LARGE:
+            return NonFiniteError(
+                f"{where} passed 33,554,432 in magnitude; lower the learning rate, set clip_norm, or look for bad input"
+            )
+        return ProtocolError(f"{where} are malformed; all nodes must run one job and one version of daskps")
 
     async def merge_rows(
         self,
@@ -102,19 +220,20 @@ class Exchange:
         """
         session, merged = self._session, {}
         for peer in session.peers:
-            marked = tuple(np.packbits(touched[table][view.with_peer[peer]]) for table, view in self._shared.items())
+            marked = tuple(np.packbits(touched[table][view.numbers(peer)]) for table, view in self._shared.items())
             session.send(peer, "touched", self._batch, step=step, arrays=marked)
         marks = {table: touched[table].copy() for table in self._shared}
         for peer in session.peers:
             arrays = (await session.receive("touched", self._batch, peer, step=step)).arrays
             for bits, (table, view) in zip(arrays, self._shared.items(), strict=True):
-                rows = view.with_peer[peer]
+                rows = view.numbers(peer)
                 marks[table][rows] |= np.unpackbits(bits, count=len(rows)).view(np.bool_)
         # All holders of a row have now seen the same marks, so both sides of each pair choose the same rows.
         chosen = {
             (peer, table): rows[marks[table][rows]]
             for table, view in self._shared.items()
-            for peer, rows in view.with_peer.items()
+            for peer in session.peers
+            for rows in (view.numbers(peer),)
         }
         for peer in session.peers:
             parts = tuple(gather(table, chosen[peer, table]) for table in self._shared)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskps.cluster import collective
-from daskps.cluster.exchange import Exchange, Touched
+from daskps.cluster.exchange import Exchange, Packed, Touched
 from daskps.cluster.loop import LoopThread
 from daskps.cluster.message import Array
 from daskps.cluster.owner import Rows
@@ -57,6 +57,7 @@ class Link:
         self._loop = LoopThread()
         self._transport: Transport = self._loop.run(_make_transport())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner")
+        self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy")  # a pull's and a push's
         self._peers: Peers | None = None
         self.busy_seconds = 0.0  # that MEM-PS has worked here, for whomever
         self.address = "" if alone else self._loop.run(self._transport.start(wire.listen_on, wire.listen_args))
@@ -85,6 +86,7 @@ class Link:
                 *(member, self._transport, tables, partition, self._work),
                 first_batch=first_batch,
                 check_replicas=check_replicas,
+                aside=self._aside,
             )
             peers.session.on_failure(failed)
             if member.nodes > 1:
@@ -95,6 +97,9 @@ class Link:
 
     async def _work(self, call: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, call)
+
+    async def _aside(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._copies, call)
 
     def _timed(self, call: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -132,7 +137,7 @@ class Link:
 
     def exchange(self, batch: int, pulled: Mapping[str, Pulled]) -> BatchExchange:
         """The steps of a batch."""
-        return BatchExchange(self._loop, self.peers, batch, self.peers.exchange(batch, pulled))
+        return BatchExchange(self._loop, self.peers, batch, self._loop.run(self.peers.exchange(batch, pulled)))
 
     def push(self, pulled: Mapping[str, Pulled], rows: Mapping[str, Floats], snapshot: str = "") -> None:
         """Trained rows back to their owners; the arrays may be reused when this returns. Ends the batch here."""
@@ -181,6 +186,7 @@ class Link:
 
         self._loop.run(end())
         self._thread.shutdown(wait=True)
+        self._copies.shutdown(wait=True)
         self._loop.close()
 
 
@@ -190,26 +196,23 @@ class BatchExchange:
     def __init__(self, loop: LoopThread, peers: Peers, batch: int, exchange: Exchange) -> None:
         self._loop, self._peers, self._batch, self._exchange = loop, peers, batch, exchange
 
-    def sum(self, step: int, touched: Mapping[str, Touched], dense: Int64s) -> tuple[dict[str, Touched], Int64s]:
-        """Rows that any node touched with the sums of all, and dense sums; all nodes call it for every step.
+    def sum(
+        self, step: int, touched: Mapping[str, Touched], dense: Int64s
+    ) -> tuple[dict[str, tuple[Touched, Touched]], Int64s]:
+        """Sums of all nodes: of rows touched here, of rows that only others touched, of the dense network.
 
-        `dense` may be written to again two steps later.
+        All nodes call it for every step; the own sums are added to in place. `dense` may be written to again two steps
+        later.
         """
+        packed = self._exchange.pack(touched)
 
-        async def both() -> tuple[dict[str, Touched], Int64s]:
+        async def both() -> tuple[dict[int, Packed], Int64s]:
             return await asyncio.gather(
-                self._exchange.sum_rows(step, touched), self._peers.sum_dense(self._batch, step, dense)
+                self._exchange.swap(step, packed), self._peers.sum_dense(self._batch, step, dense)
             )
 
-        return self._loop.run(both())
-
-    def sum_dense(self, step: int, dense: Int64s) -> Int64s:
-        """Dense sums alone."""
-        return self._loop.run(self._peers.sum_dense(self._batch, step, dense))
-
-    def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, Touched]:
-        """Row sums alone."""
-        return self._loop.run(self._exchange.sum_rows(step, touched))
+        received, total = self._loop.run(both())
+        return self._exchange.add(touched, received), total
 
     def merge(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskps.cluster import collective, requester
-from daskps.cluster.exchange import Exchange
+from daskps.cluster.exchange import Buffers, Exchange
 from daskps.cluster.message import Message, Network
 from daskps.cluster.owner import Owner, Rows, Work
 from daskps.cluster.partition import Grouped, KeyPartition
@@ -34,11 +34,15 @@ class Peers:
         *,
         first_batch: int,
         check_replicas: bool = False,
+        aside: Work = requester.at_once,
     ) -> None:
+        """`work` runs what MEM-PS does, one call after the other; `aside` what copies rows, off the event loop."""
         self.session = Session(member, network)
         self.partition = partition
         self.owner = Owner(self.session, tables, work, first_batch)
         self._check_replicas = check_replicas
+        self._aside = aside
+        self._buffers = Buffers()
 
     @property
     def rank(self) -> int:
@@ -64,16 +68,18 @@ class Peers:
 
     async def pull(self, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats) -> Pulled:
         """The working set's free rows into `out` (U, W), and what is to be known about the others."""
-        return await requester.pull(self.session, batch, table, keys, owners, out)
+        return await requester.pull(self.session, batch, table, keys, owners, out, self._aside)
 
     def late_rows(self, pulled: Pulled, out: Floats) -> AsyncIterator[Int64s]:
         """Positions of rows that an earlier batch had, as they come into `out`, the array that `pull` was given."""
-        return requester.late_rows(self.session, pulled, out)
+        return requester.late_rows(self.session, pulled, out, self._aside)
 
-    def exchange(self, batch: int, pulled: Mapping[str, Pulled]) -> Exchange:
+    async def exchange(self, batch: int, pulled: Mapping[str, Pulled]) -> Exchange:
         """The sums between holders of the same rows, for the steps of a batch."""
-        sharing = {table: one.sharing(self.rank, self.nodes) for table, one in pulled.items()}
-        return Exchange(self.session, batch, sharing)
+        sharing = {table: one.sharing for table, one in pulled.items()}
+        exchange = Exchange(self.session, batch, sharing, self._buffers, self.partition.pool)
+        await exchange.begin()
+        return exchange
 
     async def sum_dense(self, batch: int, step: int, mine: Int64s) -> Int64s:
         """Sums over all nodes; `mine` may be written to again two steps later."""
@@ -85,7 +91,7 @@ class Peers:
 
     async def push(self, pulled: Pulled, rows: Floats, snapshot: str = "") -> None:
         """Trained rows (U, W) back to their owners; `snapshot` names the one that ends with this batch, if any."""
-        await requester.push(self.session, pulled, rows, snapshot, self._check_replicas)
+        await requester.push(self.session, pulled, rows, snapshot, self._check_replicas, self._aside)
 
     def end_batch(self, batch: int) -> None:
         """Every table of `batch` is pushed: nothing of it may come any more."""
@@ -93,7 +99,7 @@ class Peers:
 
     async def lookup(self, batch: int, number: int, table: str, keys: Keys, owners: Grouped, out: Floats) -> None:
         """Rows as after `batch`, for evaluation; `number` tells the lookups of one batch and table apart."""
-        await requester.lookup(self.session, batch, number, table, keys, owners, out)
+        await requester.lookup(self.session, batch, number, table, keys, owners, out, self._aside)
 
     async def prepared(self, snapshot: str, batch: int) -> None:
         """Return when this node's partitions have prepared the snapshot that ends with `batch`."""

@@ -12,6 +12,7 @@ from typing import Any
 import distributed
 from distributed.diagnostics.plugin import NannyPlugin, WorkerPlugin
 
+from daskps.backend.memory import keep_freed_memory
 from daskps.errors import BackendError, StaleError
 
 STAGES = ("read", "dedup", "pull", "load", "train", "push", "control")
@@ -37,6 +38,7 @@ class NodePlugin(WorkerPlugin):
             )
         for stage in STAGES:
             worker.executors[f"daskps-{stage}"] = ThreadPoolExecutor(1, thread_name_prefix=f"daskps-{stage}")
+        keep_freed_memory()
         # A node keeps to its own budgets; Dask would pause or kill it at limits that it does not know of.
         for limit in ("memory_target_fraction", "memory_spill_fraction", "memory_pause_fraction"):
             setattr(worker.memory_manager, limit, False)

@@ -6,15 +6,20 @@ In: a working set, in any order. Out: its rows, what is late and from where it c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from daskps.cluster.exchange import Shared
+from daskps.backend.native import library
+from daskps.cluster.exchange import Shared, tell
 from daskps.cluster.message import Array
+from daskps.cluster.owner import Work
 from daskps.cluster.partition import Grouped
 from daskps.cluster.session import Session
+from daskps.errors import ProtocolError
 from daskps.types import Bools, Floats, Int64s, Keys
 
 _ODD = np.array([0x9E3779B97F4A7C15 * (2 * i + 1) % 2**64 | 1 for i in range(4096)], np.uint64)
@@ -33,24 +38,30 @@ class Pulled:
     shared: Int64s  # rows that other nodes hold too
     holders: Keys  # of each shared row: bit set of ranks
     pushed: Bools | None  # (U,) rows that this node pushes; None: all
-
-    def sharing(self, rank: int, nodes: int) -> Shared:
-        """Who holds what, for the exchange of gradient sums."""
-        return Shared.of(self.keys, self.shared, self.holders, rank, nodes)
+    sharing: Shared  # who holds what, for the exchange of gradient sums
 
 
-async def pull(session: Session, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats) -> Pulled:
+async def at_once(call: Callable[[], Any]) -> Any:
+    """Where nothing else waits for the event loop, copying may happen on it."""
+    return call()
+
+
+async def pull(
+    session: Session, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats, aside: Work
+) -> Pulled:
     """Ask every owner for its keys, empty groups too; free rows are in `out` (U, W) when this returns."""
     groups = tuple(np.split(owners.order, owners.starts[1:-1]))
     if session.nodes == 1:  # the owner writes into `out` itself
         session.send(0, "pull", batch, table=table, arrays=(keys, out))
     else:
-        for owner, group in enumerate(groups):
-            session.send(owner, "pull", batch, table=table, arrays=(keys[group],))
+        asked = await aside(lambda: [keys[group] for group in groups])
+        for owner, wanted in enumerate(asked):
+            session.send(owner, "pull", batch, table=table, arrays=(wanted,))
     copied, late, shared, holders = [], [], [], []
     for owner, group in enumerate(groups):
         message = await session.receive("answer", batch, owner, table=table)
-        _place(out, group, message.note, message.arrays[4:])
+        if message.note != "in place":
+            await aside(partial(_place, out, group, message.arrays[4:]))
         copied.append(group[message.arrays[0]])
         late.append(len(message.arrays[1]))
         shared.append(group[message.arrays[2]])
@@ -61,17 +72,27 @@ async def pull(session: Session, batch: int, table: str, keys: Keys, owners: Gro
         pushed = np.ones(len(keys), np.bool_)
         lower = (np.uint64(1) << np.uint64(session.rank)) - np.uint64(1)
         pushed[all_shared] = (all_holders & lower) == 0
-    return Pulled(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed)
+    sharing = await aside(partial(Shared.of, keys, all_shared, all_holders, session.rank, session.nodes))
+    tell(session, batch, table, sharing)
+    return Pulled(
+        *(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed, sharing)
+    )
 
 
-def _place(out: Floats, group: Int64s, note: str, arrays: tuple[Array, ...]) -> None:
-    if note == "all":
-        out[group] = arrays[0]
-    elif note == "some":
-        out[group[arrays[1]]] = arrays[0]
+def _place(out: Floats, group: Int64s, arrays: tuple[Array, ...]) -> None:
+    """Rows of a group into `out`: of all its keys, or of those at the positions that came with them."""
+    rows, positions = arrays[0], group if len(arrays) == 1 else group[arrays[1]]
+    _scatter(out, positions, rows)
 
 
-async def late_rows(session: Session, pulled: Pulled, out: Floats) -> AsyncIterator[Int64s]:
+def _scatter(out: Floats, positions: Int64s, rows: Floats) -> None:
+    """``out[positions] = rows``; positions were made here, so only what came has to be looked at."""
+    if rows.shape != (len(positions), out.shape[1]):
+        raise ProtocolError(f"{len(positions)} rows of {out.shape[1]} values were wanted, but {rows.shape} came")
+    library().link_scatter(rows=out, width=out.shape[1], positions=positions, n=len(positions), values=rows)
+
+
+async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) -> AsyncIterator[Int64s]:
     """Put late rows into `out`, the array that `pull` was given, as they come; yields their positions."""
     for owner, missing in enumerate(pulled.late):
         step = 0
@@ -79,31 +100,42 @@ async def late_rows(session: Session, pulled: Pulled, out: Floats) -> AsyncItera
             message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
             positions = pulled.groups[owner][message.arrays[0]]
             if len(message.arrays) > 1:  # else the owner has put them there
-                out[positions] = message.arrays[1]
+                await aside(partial(_scatter, out, positions, message.arrays[1]))
             yield positions
             missing -= len(positions)
             step += 1
 
 
-async def push(session: Session, pulled: Pulled, rows: Floats, snapshot: str, check_replicas: bool) -> None:
+async def push(
+    session: Session, pulled: Pulled, rows: Floats, snapshot: str, check_replicas: bool, aside: Work
+) -> None:
     """Give every owner the trained rows (U, W) that this node is to push; `rows` may be reused when this returns.
 
     `snapshot` names the snapshot that holds this batch and none after it, or is empty; all nodes say the same.
     """
     for owner, group in enumerate(pulled.groups):
-        mine = group if pulled.pushed is None else group[pulled.pushed[group]]
-        arrays: tuple[Array, ...] = (pulled.keys, rows) if session.nodes == 1 else (pulled.keys[mine], rows[mine])
-        if check_replicas:
-            shared = group[np.isin(group, pulled.shared)]
-            arrays = (*arrays, pulled.keys[shared], hash_rows(rows[shared]))
+        arrays: tuple[Array, ...] = (pulled.keys, rows)
+        if session.nodes > 1:
+            arrays = await aside(partial(_pushed, pulled, group, rows, check_replicas))
         session.send(owner, "push", pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
     await asyncio.gather(
         *(session.receive("taken", pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
     )
 
 
+def _pushed(pulled: Pulled, group: Int64s, rows: Floats, check_replicas: bool) -> tuple[Array, ...]:
+    """Keys and rows of a group that this node pushes; with `check_replicas` also keys and hashes of shared ones."""
+    mine = group if pulled.pushed is None else group[pulled.pushed[group]]
+    values = np.empty((len(mine), rows.shape[1]), np.float32)
+    library().link_gather(rows=rows, width=rows.shape[1], positions=mine, n=len(mine), out=values)
+    if not check_replicas:
+        return pulled.keys[mine], values
+    shared = group[np.isin(group, pulled.shared)]
+    return pulled.keys[mine], values, pulled.keys[shared], hash_rows(rows[shared])
+
+
 async def lookup(
-    session: Session, batch: int, number: int, table: str, keys: Keys, owners: Grouped, out: Floats
+    session: Session, batch: int, number: int, table: str, keys: Keys, owners: Grouped, out: Floats, aside: Work
 ) -> None:
     """Rows as they are after `batch`; nothing is inserted. `number` tells the lookups of a batch apart."""
     groups = np.split(owners.order, owners.starts[1:-1])
@@ -111,7 +143,7 @@ async def lookup(
         session.send(owner, "lookup", batch, step=number, table=table, arrays=(keys[group],))
     for owner, group in enumerate(groups):
         message = await session.receive("found", batch + 1, owner, step=number, table=table)
-        out[group] = message.arrays[0]
+        await aside(partial(_scatter, out, group, message.arrays[0]))
 
 
 def hash_rows(rows: Floats) -> Keys:

@@ -19,6 +19,7 @@ from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
 WAITS = {
     "cut": ("dedup", "how many steps fit"),
     "answer": ("pull", "the rows that are free"),
+    "numbers": ("train", "where it has the rows held together"),
     "late": ("load", "late rows"),
     "sums": ("train", "gradient sums"),
     "dense": ("train", "dense sums"),

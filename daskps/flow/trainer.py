@@ -102,12 +102,12 @@ class Trainer:
         for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
             touched[table.spec.name] = Touched(*table.sum(part, slopes))
             table.check()
-        touched, sums = exchange.sum(step, touched, sums)
+        summed, sums = exchange.sum(step, touched, sums)
         weight = step_weight(sums)
         if weight > 0:
             for table in flight.tables:
-                mine = touched[table.spec.name]
-                table.apply(mine.rows, mine.sums, weight)
+                for some in summed[table.spec.name]:
+                    table.apply(some.rows, some.sums, weight)
                 table.check()
         return sums
 

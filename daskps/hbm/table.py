@@ -203,11 +203,17 @@ class HbmTable:
             )
 
     def sum(self, part: StepPart, gradients: Sequence[Array]) -> tuple[Int32s, Int64s]:
-        """For the exchange between nodes: positions of the touched keys (T,), and the sums of their rows (T, dim)."""
+        """For the exchange between nodes: positions of the touched keys (T,), and the sums of their rows (T, dim).
+
+        Valid until the next step.
+        """
         sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
         rows, sums = [], []
         for m, device in enumerate(self.devices):
-            found = sum_gradients(device, groups=part.groups[m], sources=sources, status=self._statuses[m])
+            out = self._scratch[m].take("sums", (len(part.groups[m].touched), self.spec.dim), np.int64)
+            found = sum_gradients(device, groups=part.groups[m], sources=sources, status=self._statuses[m], out=out)
+            if len(self.devices) == 1 and self._set.key_of is None:
+                return device.to_host(part.groups[m].touched), device.to_host(found)
             rows.append(device.to_host(part.groups[m].touched) + np.int32(self._starts[m]))
             sums.append(device.to_host(found))
         touched = np.concatenate(rows)

@@ -217,7 +217,7 @@ class SimNode(Process):
         state.tables[batch] = tables
         turns["load"].leave()
 
-        exchange = peers.exchange(batch, pulled)
+        exchange = await peers.exchange(batch, pulled)
         for step in range(start, stop):
             await self.train_step(peers, state, exchange, batch, step, slices[step], tables)
             if world.rng.random() < 0.3:
@@ -261,8 +261,9 @@ class SimNode(Process):
         state.dense = (state.dense * 3 + int(dense[0])) & reference.MASK
         for table, (_, rows) in tables.items():
             bits = rows.view(np.uint32)
-            for row, total in zip(summed[table].rows.tolist(), summed[table].sums[:, 0].tolist(), strict=True):
-                bits[row] = reference.updated((int(bits[row, 0]), int(bits[row, 1])), total)
+            for some in summed[table]:
+                for row, total in zip(some.rows.tolist(), some.sums[:, 0].tolist(), strict=True):
+                    bits[row] = reference.updated((int(bits[row, 0]), int(bits[row, 1])), total)
 
     # ----------------------------------------------------------------- snapshots
 

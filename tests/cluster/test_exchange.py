@@ -1,15 +1,19 @@
 """Sums over nodes: right, equal on all nodes, and loud when a node is missing."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskps.backend.pool import ComputePool
 from daskps.cluster.collective import agree_steps, mean_dense, sum_dense
-from daskps.cluster.exchange import Exchange, Shared, Touched
+from daskps.cluster.exchange import Buffers, Exchange, Shared, Touched, tell
 from daskps.cluster.message import Message
 from daskps.cluster.session import Session
-from daskps.errors import CapacityError, PeerError, ProtocolError, StaleError
+from daskps.errors import CapacityError, NonFiniteError, PeerError, ProtocolError, StaleError
 from daskps.types import Field, RowLayout
 from tests.cluster.net import Joined, on_all
 
@@ -65,6 +69,14 @@ def holdings(draw: st.DrawFn) -> tuple[int, list[list[int]], list[list[int]], in
     return nodes, held, touched, draw(st.integers(0, 2**32))
 
 
+async def begun(session: Session, batch: int, shared: dict[str, Shared]) -> Exchange:
+    exchange = Exchange(session, batch, shared, Buffers(), ComputePool(1))
+    for table, view in shared.items():
+        tell(session, batch, table, view)
+    await exchange.begin()
+    return exchange
+
+
 def sharing(held: list[list[int]], rank: int) -> Shared:
     keys = held[rank]
     holders = [sum(1 << other for other, theirs in enumerate(held) if key in theirs) for key in keys]
@@ -87,7 +99,7 @@ def test_a_row_touched_anywhere_has_the_sum_over_all_nodes_on_every_holder(
     sums = [{key: rng.integers(-(2**50), 2**50, 3) for key in keys} for keys in touched]
 
     async def step(session: Session) -> list[dict[int, tuple[int, ...]]]:
-        exchange = Exchange(
+        exchange = await begun(
             session, 0, {"main": sharing(held, session.rank), "other": sharing([[]] * nodes, session.rank)}
         )
         found = []
@@ -97,8 +109,11 @@ def test_a_row_touched_anywhere_has_the_sum_over_all_nodes_on_every_holder(
             values = np.array([*mine.values()], np.int64).reshape(-1, 3)
             empty = Touched(np.empty(0, np.int32), np.empty((0, 2), np.int64))
             result = await exchange.sum_rows(number, {"main": Touched(rows, values), "other": empty})
-            assert len(result["other"].rows) == 0
-            pairs = zip(result["main"].rows, result["main"].sums.tolist(), strict=True)
+            assert [len(some.rows) for some in result["other"]] == [0, 0]
+            pairs = [
+                pair for some in result["main"] for pair in zip(some.rows.tolist(), some.sums.tolist(), strict=True)
+            ]
+            assert len(dict(pairs)) == len(pairs)
             found.append({held[session.rank][row]: tuple(total) for row, total in pairs})
         return found
 
@@ -126,7 +141,7 @@ def test_merging_gives_the_mean_over_holders_and_the_largest_count(
 
     async def merge(session: Session) -> dict[int, bytes]:
         mine, keys = rows[session.rank], held[session.rank]
-        exchange = Exchange(session, 0, {"main": sharing(held, session.rank)})
+        exchange = await begun(session, 0, {"main": sharing(held, session.rank)})
         marks = np.array([key in touched[session.rank] for key in keys], np.bool_)
         merged = await exchange.merge_rows(0, {"main": marks}, {"main": layout}, lambda _, chosen: mine[chosen])
         return {keys[row]: value.tobytes() for row, value in zip(*merged["main"], strict=True)}
@@ -147,10 +162,10 @@ def test_merging_gives_the_mean_over_holders_and_the_largest_count(
 
 def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nodes() -> None:
     joined = Joined(3, wait_seconds=10)
-    joined.lose(2)
 
     async def step(session: Session) -> None:
-        exchange = Exchange(session, 4, {"main": sharing([[1], [1], [1]], session.rank)})
+        exchange = await begun(session, 4, {"main": sharing([[1], [1], [1]], session.rank)})
+        joined.lose(2)
         nothing = Touched(np.empty(0, np.int32), np.empty((0, 1), np.int64))
         await exchange.sum_rows(17, {"main": nothing})
 
@@ -161,6 +176,45 @@ def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nod
     assert "cluster.wait_seconds" in text
     # Both waited for node 2; whichever gave up first told the other, or the other gave up itself.
     assert all(session.error is not None for session in joined.sessions[:2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda numbers, widths, values: (numbers + np.int32(9), widths, values), ProtocolError),
+        (lambda numbers, widths, values: (numbers - np.int32(9), widths, values), ProtocolError),
+        (lambda numbers, widths, values: (numbers, widths + np.uint8(8), values), ProtocolError),
+        (lambda numbers, widths, values: (numbers, widths * np.uint8(0), values), ProtocolError),
+        (lambda numbers, widths, values: (numbers, widths, values[:-1]), ProtocolError),
+        (lambda numbers, widths, values: (numbers, widths, np.append(values, values)), ProtocolError),
+        (lambda numbers, widths, values: (numbers, widths[:-1], values), ProtocolError),
+        (lambda numbers, widths, values: (numbers, np.full_like(widths, 8), np.full(48, 63, np.uint8)), NonFiniteError),
+    ],
+)
+def test_sums_that_make_no_sense_are_refused(spoil: Callable[..., Any], error: type[Exception]) -> None:
+    async def step(session: Session) -> None:
+        exchange = await begun(session, 0, {"main": sharing([[1, 2, 3]] * 2, session.rank)})
+        mine = {"main": Touched(np.arange(3, dtype=np.int32), np.full((3, 2), -5, np.int64))}
+        packed = exchange.pack(mine)
+        exchange.add(mine, {1 - session.rank: spoil(*packed[1 - session.rank])})
+
+    assert [type(result) for result in on_all(Joined(2), step)] == [error] * 2
+
+
+@given(st.lists(st.integers(-(2**60), 2**60).flatmap(lambda n: st.integers(0, 60).map(lambda s: n >> s)), min_size=4))
+def test_a_packed_sum_has_every_bit(values: list[int]) -> None:
+    sums = np.array(values[: len(values) // 2 * 2], np.int64).reshape(-1, 2)
+    keys = list(range(len(sums)))
+
+    async def step(session: Session) -> Any:
+        exchange = await begun(session, 0, {"main": sharing([keys] * 2, session.rank)})
+        touched = np.arange(len(keys) if session.rank else 0, dtype=np.int32)
+        _, fresh = (await exchange.sum_rows(0, {"main": Touched(touched, sums[: len(touched)].copy())}))["main"]
+        return fresh.rows.tolist(), fresh.sums.tolist()
+
+    received, nothing = on_all(Joined(2), step)
+    assert received == (keys, sums.tolist())
+    assert nothing == ([], [])
 
 
 def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
@@ -180,7 +234,7 @@ def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
 
 def test_one_node_alone_stops_when_its_epoch_has_ended() -> None:
     async def step(session: Session) -> None:
-        exchange = Exchange(session, 0, {"main": sharing([[1]], 0)})
+        exchange = await begun(session, 0, {"main": sharing([[1]], 0)})
         session.close()
         await exchange.sum_rows(0, {"main": Touched(np.zeros(1, np.int32), np.zeros((1, 1), np.int64))})
 

@@ -126,8 +126,9 @@ class Node:
             )
             summed, dense = exchange.sum(step, {"0": mine}, np.array([sum(sums.values())], np.int64))
             self.dense = (self.dense * 3 + int(dense[0])) & reference.MASK
-            for row, total in zip(summed["0"].rows.tolist(), summed["0"].sums[:, 0].tolist(), strict=True):
-                bits[row] = reference.updated((int(bits[row, 0]), int(bits[row, 1])), total)
+            for some in summed["0"]:
+                for row, total in zip(some.rows.tolist(), some.sums[:, 0].tolist(), strict=True):
+                    bits[row] = reference.updated((int(bits[row, 0]), int(bits[row, 1])), total)
         last = first + BATCH_STEPS >= self.data.steps
         self.link.push(pulled, {"0": rows}, "end" if last else "")
         if last:
