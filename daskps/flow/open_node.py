@@ -115,6 +115,7 @@ class OpenNode:
             self.metrics,
             self.steps,
             self.training.rows,
+            job.train.sync_every,
         )
         self.dedup_scratch = Workspace(self.devices[0])
         self.previous: list[HbmTable] = []

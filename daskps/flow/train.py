@@ -15,7 +15,7 @@ from distributed import Client
 
 from daskps.cluster.plugin import NannyMemoryPlugin, NodePlugin
 from daskps.config import Job, make_job
-from daskps.errors import BackendError, ConfigError
+from daskps.errors import BackendError
 from daskps.flow.driver import Driver
 from daskps.flow.embedded import client_for
 from daskps.flow.progress import Outcome, Progress
@@ -46,8 +46,6 @@ def train(
     `cluster.restarts` times. `frame` is the Dask DataFrame of a job whose data format is frame.
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
-    if job.cluster.nodes > 1 and job.train.sync_every > 1:
-        raise ConfigError(f"train.sync_every is {job.train.sync_every}: several nodes add up every step; set it to 1")
     with client_for(job.cluster.nodes, client) as connected:
         connected.register_plugin(NodePlugin())
         connected.register_plugin(NannyMemoryPlugin())

@@ -20,6 +20,8 @@ from daskps.flow.train import train
 from daskps.ssd import Partitions
 
 Settings = dict[str, Any]
+Trained = Callable[..., tuple[Outcome, Path]]
+Alone = Callable[..., tuple[Outcome, str]]
 
 SMALL: Settings = {
     "data": {
@@ -31,6 +33,10 @@ SMALL: Settings = {
     "train": {"minibatch_examples": 500, "batch_examples": 1_000, "block_examples": 64},
     "cluster": {"partitions": 3},
 }
+
+FEW: Settings = {"data": {"synthetic": {"examples": 4_000}}, "cluster": {"partitions": 8, "cores": 1}}
+WORKERS = 4
+CHECKED: Settings = {"cluster": {"check_replicas": True, "wait_seconds": 60.0}}
 
 
 def merged(*layers: Settings) -> Settings:
@@ -101,5 +107,56 @@ def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Pat
         path = out or tmp_path / f"model{next(runs)}"
         job = make_job(merged(SMALL, *changes, {"out": str(path)}))
         return train(job, client=cluster, **options), path
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Client]:
+    """Four worker processes, each with a nanny that starts it again; one cluster for all, as it takes seconds."""
+    with (
+        LocalCluster(
+            n_workers=WORKERS,
+            processes=True,
+            threads_per_worker=THREADS,
+            memory_limit=0,
+            dashboard_address=None,
+            worker_dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": ":0"},
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def on_nodes(tmp_path: Path, workers: Client) -> Trained:
+    """Train SMALL with changes on so many nodes."""
+    runs = iter(range(1_000))
+
+    def run(nodes: int, *changes: Settings, out: Path | None = None, **options: Any) -> tuple[Outcome, Path]:
+        workers.wait_for_workers(WORKERS)  # an earlier test may have lost one
+        path = out or tmp_path / f"nodes{next(runs)}"
+        job = make_job(merged(SMALL, FEW, CHECKED, *changes, {"out": str(path), "cluster": {"nodes": nodes}}))
+        return train(job, client=workers, **options), path
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def known() -> dict[str, tuple[Outcome, str]]:
+    """Of one node, by changes; made by whichever test comes first."""
+    return {}
+
+
+@pytest.fixture
+def alone(trained: Trained, known: dict[str, tuple[Outcome, str]]) -> Alone:
+    """Outcome and bits of one node in this process."""
+
+    def run(*changes: Settings) -> tuple[Outcome, str]:
+        if repr(changes) not in known:
+            outcome, path = trained(FEW, *changes)
+            known[repr(changes)] = outcome, model_bits(path)
+        return known[repr(changes)]
 
     return run

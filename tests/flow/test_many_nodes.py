@@ -2,76 +2,15 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
-from daskps.cluster.plugin import THREADS
-from daskps.config import make_job
 from daskps.errors import NonFiniteError
-from daskps.flow.progress import Outcome, Progress
-from daskps.flow.train import train
-from tests.flow.conftest import SMALL, Settings, merged, model_bits
+from daskps.flow.progress import Progress
+from tests.flow.conftest import Alone, Settings, Trained, model_bits
 from tests.flow.test_snapshots import stopper
-
-Trained = Callable[..., tuple[Outcome, Path]]
-Alone = Callable[..., tuple[Outcome, str]]
-
-FEW: Settings = {"data": {"synthetic": {"examples": 4_000}}, "cluster": {"partitions": 8, "cores": 1}}
-CHECKED: Settings = {"cluster": {"check_replicas": True, "wait_seconds": 60.0}}
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Client]:
-    """Three worker processes, each with a nanny that starts it again."""
-    with (
-        LocalCluster(
-            n_workers=3,
-            processes=True,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def on_nodes(tmp_path: Path, workers: Client) -> Trained:
-    """Train SMALL with changes on so many nodes."""
-    runs = iter(range(1_000))
-
-    def run(nodes: int, *changes: Settings, out: Path | None = None, **options: Any) -> tuple[Outcome, Path]:
-        path = out or tmp_path / f"nodes{next(runs)}"
-        job = make_job(merged(SMALL, FEW, CHECKED, *changes, {"out": str(path), "cluster": {"nodes": nodes}}))
-        return train(job, client=workers, **options), path
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[str, tuple[Outcome, str]]:
-    """Of one node, by changes; made by whichever test comes first."""
-    return {}
-
-
-@pytest.fixture
-def alone(trained: Trained, known: dict[str, tuple[Outcome, str]]) -> Callable[..., tuple[Outcome, str]]:
-    """Outcome and bits of one node in this process."""
-
-    def run(*changes: Settings) -> tuple[Outcome, str]:
-        if repr(changes) not in known:
-            outcome, path = trained(FEW, *changes)
-            known[repr(changes)] = outcome, model_bits(path)
-        return known[repr(changes)]
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -82,6 +21,7 @@ def alone(trained: Trained, known: dict[str, tuple[Outcome, str]]) -> Callable[.
         (2, {"cluster": {"devices": 2}, "train": {"depth": 3, "batch_examples": 500}}),
         (3, {"train": {"snapshot_every_batches": 2, "depth": 4, "batch_examples": 500}}),
         (3, {"train": {"batch_examples": 4_000}, "budget": {"hbm_bytes": 400_000}}),
+        (4, {}),
     ],
     ids=repr,
 )
