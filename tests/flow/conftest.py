@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,21 +112,29 @@ def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Pat
     return run
 
 
-@pytest.fixture(scope="session")
-def workers() -> Iterator[Client]:
-    """Four worker processes, each with a nanny that starts it again; one cluster for all, as it takes seconds."""
+@contextlib.contextmanager
+def worker_processes(count: int, **options: Any) -> Iterator[Client]:
+    """A cluster of so many worker processes, each with a nanny that starts it again."""
     with (
         LocalCluster(
-            n_workers=WORKERS,
+            n_workers=count,
             processes=True,
             threads_per_worker=THREADS,
             memory_limit=0,
             dashboard_address=None,
             worker_dashboard_address=None,
             scheduler_kwargs={"dashboard_address": ":0"},
+            **options,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Client]:
+    """Four worker processes; one cluster for all tests, as it takes seconds to make."""
+    with worker_processes(WORKERS) as client:
         yield client
 
 

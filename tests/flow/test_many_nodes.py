@@ -1,14 +1,10 @@
-"""Several nodes, one Dask worker process each: the same bits as one node, and a run that outlives its workers."""
+"""Several nodes, one Dask worker process each: the same bits as one node."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
-from distributed import Client
 
 from daskps.errors import NonFiniteError
-from daskps.flow.progress import Progress
 from tests.flow.conftest import Alone, Settings, Trained, model_bits
 from tests.flow.test_snapshots import stopper
 
@@ -68,22 +64,3 @@ def test_the_cause_is_raised_not_its_echo(on_nodes: Trained) -> None:
     wild: Settings = {"tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 1e30}}}}
     with pytest.raises(NonFiniteError):
         on_nodes(2, wild)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_costs_only_the_way_back_to_the_last_snapshot(
-    victim: int, on_nodes: Trained, alone: Alone, workers: Client
-) -> None:
-    every_batch: Settings = {"train": {"snapshot_every_batches": 2, "batch_examples": 500}}
-    processes = workers.run(os.getpid)
-    killed: list[int] = []
-
-    def kill_once(progress: Progress) -> None:
-        if progress.batch == 2 and not killed:
-            killed.append(processes[sorted(processes)[victim]])
-            os.kill(killed[0], signal.SIGKILL)
-
-    outcome, path = on_nodes(2, every_batch, on_progress=kill_once)
-    assert killed
-    assert outcome.progress.restarts == 1
-    assert model_bits(path) == alone()[1]
