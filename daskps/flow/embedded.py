@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+import dask.config
 from distributed import Client, LocalCluster
 
 from daskps.cluster.plugin import THREADS
@@ -24,6 +25,8 @@ def client_for(nodes: int, given: Client | str | None = None, dashboard_address:
             yield client
     else:
         with (
+            # A worker that is lost again so long after it was lost is given up for good; its nanny knows better.
+            dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"}),
             LocalCluster(
                 n_workers=nodes,
                 processes=nodes > 1,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -116,6 +117,7 @@ def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Pat
 def worker_processes(count: int, **options: Any) -> Iterator[Client]:
     """A cluster of so many worker processes, each with a nanny that starts it again."""
     with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"}),  # as in daskps.flow.embedded
         LocalCluster(
             n_workers=count,
             processes=True,
