@@ -200,7 +200,7 @@ class Train(Settings):
     depth: Annotated[int, Field(ge=1, le=8)] = 3  # batches in flight
     snapshot_every_batches: Annotated[int, Field(ge=0)] = 0  # 0: only at the end
     keep_snapshots: PositiveInt = 2
-    sync_every: PositiveInt = 1
+    sync_every: PositiveInt = 1  # steps between merges of nodes; above 1, nodes and batches decide the result too
 
 
 class Budget(Settings):
@@ -257,6 +257,11 @@ class Job(Settings):
             raise ValueError(f"{self.model.kind} multiplies slots with each other: give all tables one dimension")
         if self.model.kind in {"fm", "deepfm"} and any(table.dimension < 2 for table in self.tables.values()):
             raise ValueError(f"{self.model.kind} has a linear weight and factors: dimension must be at least 2")
+        if self.cluster.nodes > 1 and self.train.sync_every > 1 and self.train.batch_examples is None:
+            raise ValueError(
+                f"train.sync_every is {self.train.sync_every}: nodes then merge at every batch end too, so the size of "
+                "a batch decides the result; set train.batch_examples"
+            )
         if self.cluster.nodes > self.cluster.partitions:
             raise ValueError(
                 f"{self.cluster.nodes} nodes need at least as many partitions, but cluster.partitions is "

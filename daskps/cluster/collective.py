@@ -8,7 +8,6 @@ fewer than a tree that goes up and down for powers of two. Each pair adds the lo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from daskps.cluster.message import Array
 from daskps.cluster.session import Session
 from daskps.errors import CapacityError, ProtocolError
+from daskps.types import Floats
 
 
 async def all_reduce(
@@ -66,10 +66,18 @@ async def sum_dense(session: Session, batch: int, step: int, mine: npt.NDArray[n
     return await all_reduce(session, "dense", batch, step, mine, np.add)
 
 
-async def mean_dense(session: Session, batch: int, step: int, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Mean of all nodes, added in float64; for `sync_every` above 1."""
-    total = await all_reduce(session, "dense", batch, step, mine.astype(np.float64), np.add)
-    return (total / session.nodes).astype(mine.dtype)
+async def mean_dense(session: Session, batch: int, step: int, mine: Floats, count: int) -> tuple[Floats, int]:
+    """Mean of all nodes' values, added in float64, and their largest count; for `sync_every` above 1."""
+    packed = np.append(mine.astype(np.float64).reshape(-1), float(count))
+    total = await all_reduce(session, "dense", batch, step, packed, _add_but_last)
+    return (total[:-1] / session.nodes).astype(np.float32).reshape(mine.shape), int(total[-1])
+
+
+def _add_but_last(lower: Array, higher: Array) -> Array:
+    """The sum, and of the last element the larger."""
+    total = lower + higher
+    total[-1] = max(lower[-1], higher[-1])
+    return total
 
 
 async def agree_steps(session: Session, batch: int, fitting_steps: int, need: str) -> int:

@@ -64,6 +64,7 @@ class State:
     live: tuple[str, ...]  # snapshots published and not dropped, oldest first
     last: str | None  # the one that opening takes
     checksums: Mapping[str, str]  # of each live snapshot's manifest
+    run: str = ""  # that began the newest epoch
 
 
 class Partition(Protocol):
@@ -111,8 +112,10 @@ class ModelDirectory:
         """What the log says now."""
         entries = self.log.entries()
         live: dict[str, str] = {}
-        last = None
+        last, epoch, run = None, 0, ""
         for entry in entries:
+            if entry.kind == "epoch":
+                epoch, run = entry.epoch, entry.run
             if entry.kind == "snapshot":
                 live[entry.snapshots[0]] = entry.manifest
             if entry.kind in ("snapshot", "rollback"):
@@ -120,7 +123,7 @@ class ModelDirectory:
             if entry.kind == "drop":
                 for name in entry.snapshots:
                     live.pop(name, None)
-        return State(len(entries), max((entry.epoch for entry in entries), default=0), tuple(live), last, live)
+        return State(len(entries), epoch, tuple(live), last, live, run)
 
     def snapshots(self) -> list[Snapshot]:
         """All snapshots that can be opened, oldest first."""
@@ -157,9 +160,10 @@ class ModelDirectory:
         _write_durably(self.files, f"{self.folder(name)}/arrays", contents)
         return {path: FileSum(len(data), checksum(data)) for path, data in contents.items()}
 
-    def begin_epoch(self, run: str) -> Epoch:
-        """Take over the model: from here on, no older epoch can publish. StaleError if another driver was faster."""
-        state = self.state()
+    def begin_epoch(self, run: str, state: State | None = None) -> Epoch:
+        """Take over the model: from here on, no older epoch can publish. StaleError if another driver was faster, or
+        has been since `state`."""
+        state = state or self.state()
         epoch = state.epoch + 1
         index = self.log.append(Entry("epoch", epoch, run), after=state.index)
         return Epoch(self, run, epoch, index)

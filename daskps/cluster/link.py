@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from daskps.cluster import collective
 from daskps.cluster.exchange import Exchange, Packed, Touched
@@ -220,14 +219,15 @@ class BatchExchange:
         touched: Mapping[str, Bools],
         layouts: Mapping[str, RowLayout],
         gather: Callable[[str, Int32s], Floats],
-        dense: npt.NDArray[np.float32],
-    ) -> tuple[dict[str, tuple[Int32s, Floats]], npt.NDArray[np.float32]]:
-        """For `sync_every` above 1: merged rows and dense parameters (`Exchange.merge_rows`)."""
+        dense: Floats,
+        dense_steps: int,
+    ) -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
+        """For `sync_every` above 1: merged rows (`Exchange.merge_rows`), dense values and their step count."""
 
-        async def both() -> tuple[dict[str, tuple[Int32s, Floats]], npt.NDArray[np.float32]]:
+        async def both() -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
             return await asyncio.gather(
                 self._exchange.merge_rows(step, touched, layouts, gather),
-                self._peers.mean_dense(self._batch, step, dense),
+                self._peers.mean_dense(self._batch, step, dense, dense_steps),
             )
 
         return self._loop.run(both())

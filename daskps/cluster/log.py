@@ -62,6 +62,8 @@ class Log:
                 f"{self._path(index)} was taken by another writer: {self._read(index)}; this one ({entry}) is too late "
                 "and must open the model again"
             ) from None
+        except FileNotFoundError:  # a newer epoch has swept
+            raise StaleError(f"{temporary} was removed by another writer; this one ({entry}) is too late") from None
         finally:
             self._files.remove(temporary)
         self._files.sync(self._folder)

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from daskps.cluster import collective, requester
 from daskps.cluster.exchange import Buffers, Exchange
 from daskps.cluster.message import Message, Network
@@ -85,9 +82,9 @@ class Peers:
         """Sums over all nodes; `mine` may be written to again two steps later."""
         return await collective.sum_dense(self.session, batch, step, mine)
 
-    async def mean_dense(self, batch: int, step: int, mine: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Means over all nodes, for `sync_every` above 1."""
-        return await collective.mean_dense(self.session, batch, step, mine)
+    async def mean_dense(self, batch: int, step: int, mine: Floats, count: int) -> tuple[Floats, int]:
+        """Means over all nodes and the largest count, for `sync_every` above 1."""
+        return await collective.mean_dense(self.session, batch, step, mine, count)
 
     async def push(self, pulled: Pulled, rows: Floats, snapshot: str = "") -> None:
         """Trained rows (U, W) back to their owners; `snapshot` names the one that ends with this batch, if any."""

@@ -1,9 +1,9 @@
-"""The driver of a run: plans batches, keeps a bounded number of them in flight as Dask tasks, publishes snapshots.
+"""The driver of a run: plans batches, keeps a bounded number of them in flight as tasks, publishes snapshots.
 
-In: a Dask client, workers, a job, and whom to tell of progress. Out: a trained model in its directory, an `Outcome`.
+In: a cluster, a job, and whom to tell of progress. Out: a trained model in its directory, an `Outcome`.
 Only names of work and small counts pass through here; rows, keys and examples stay in the nodes. One piece of code runs
-in the client for `train` and as a Dask task for `submit`; it always takes up the last snapshot, so it may be run again
-wherever it died.
+in the client for `train`, as a Dask task for `submit`, and in the simulator of the tests; it always takes up the last
+snapshot, so it may be run again wherever it died.
 
 Every stage of every batch is one task per node, pinned to its worker and to the stage's executor. A stage waits for the
 stage before it (same batch) and for itself (batch before), so each kind of stage goes through the batches in order.
@@ -11,24 +11,59 @@ stage before it (same batch) and for itself (batch before), so each kind of stag
 
 from __future__ import annotations
 
+import logging
 import os
-import queue
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distributed import Client
-
 from daskps.config import Job
-from daskps.errors import DataError
+from daskps.errors import BackendError, DataError
 from daskps.flow.begin import Begun
 from daskps.flow.fitting import fitting_steps
 from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation
 from daskps.flow.sizing import Sizer
-from daskps.flow.stages import run_control, run_stage
-from daskps.flow.tasks import Task, Tasks, present
+from daskps.flow.tasks import LOST, Cluster, Task, Tasks, wait_for_workers
 from daskps.types import Token
+
+logger = logging.getLogger("daskps.flow")
+
+PAUSE_SECONDS = 1.0  # before going back to the last snapshot, doubled each time: a lost worker may still be listed
+
+
+async def drive(
+    cluster: Cluster,
+    job: Job,
+    run: str,
+    *,
+    on_progress: Callable[[Progress], None],
+    should_stop: Callable[[], bool],
+    frame: Any = None,
+) -> Outcome:
+    """Train `job` to its end, going back to its last snapshot when a node is lost, at most `cluster.restarts` times."""
+    progress, epoch, seconds = Progress(0, 0, -1), 0, 0.0
+    lost: BaseException | None = None
+    while True:
+        driver = None
+        try:
+            workers = await wait_for_workers(cluster, job.cluster.nodes, seconds)
+            cluster.prepare()
+            tasks = Tasks(cluster, workers, run, job.cluster.wait_seconds)
+            driver = Driver(tasks, job, progress, epoch, on_progress, should_stop, frame, again=lost is not None)
+            return await driver.run()
+        except BackendError as error:
+            if lost is None:
+                raise
+            raise type(lost)(f"{lost}; {error}") from None
+        except LOST as error:
+            if progress.restarts == job.cluster.restarts:
+                raise
+            logger.warning("%s; going back to snapshot %s", error, progress.snapshot)
+            lost = error
+        progress.restarts += 1
+        epoch, seconds = driver.epoch if driver is not None else epoch, job.cluster.wait_seconds
+        await cluster.sleep(PAUSE_SECONDS * 2 ** (progress.restarts - 1))
 
 
 @dataclass(slots=True)
@@ -50,67 +85,67 @@ class Driver:
 
     def __init__(
         self,
-        client: Client,
-        workers: list[str],
+        tasks: Tasks,
         job: Job,
-        run: str,
-        *,
+        progress: Progress,
+        epoch: int,
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
         frame: Any = None,
-        before: Driver | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        self._tasks = Tasks(client, workers, run)
-        self._workers = workers
+        self._tasks = tasks
+        self._workers = tasks.workers
         self._job = job
-        self._run = run
+        self._run = tasks.run
         self._on_progress = on_progress
         self._should_stop = should_stop
         self._frame = frame
-        self.epoch: int = before.epoch if before else 0  # 0 until one has begun
-        self.progress: Progress = before.progress if before else Progress(0, 0, -1)
-        self._again = before is not None
-        self._done: queue.Queue[Task] = queue.Queue()
+        self.epoch = epoch  # that the run had before, then its own; 0 until one has begun
+        self.progress = progress
+        self._again = again  # the run has lost a node
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
         self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
         self._flights: dict[int, _Flight] = {}  # by first step
-        self._watched: dict[Any, int] = {}  # future key -> first step
+        self._watched: dict[Any, tuple[int, Task]] = {}  # by key: first step of its batch, and the task
 
-    def run(self) -> Outcome:
+    async def run(self) -> Outcome:
         """Train from the last snapshot to the end of the data, or until asked to stop; leave a snapshot behind."""
         try:
-            opened = self._open()
+            opened = await self._open()
             while self._step < self._stop_step and not self._should_stop():
-                self._segment()
-                self._validate()
+                await self._segment()
+                await self._validate()
                 if self._patience_lost():
                     self.progress.stopped_early = True
                     break
-            self._snapshot_at_rest()
+            await self._snapshot_at_rest()
         finally:
             self._flights.clear()
             self._last.clear()  # what has not begun is forgotten by Dask
             self._pushes.clear()
-            self._tasks.on_present(self._workers, run_control, "close", self._run, self.epoch)
+            self._watched.clear()
+            await self._tasks.try_on(self._workers, "close", self.epoch)
         return Outcome(opened.directory, self.progress.snapshot, self.progress)
 
-    def _open(self) -> Opened:
-        """Open the model on all nodes: nobody has it open, one begins an epoch, all open it, all join."""
+    async def _open(self) -> Opened:
+        """Open the model on all nodes: one begins an epoch, nobody keeps an older one, all open it, all join."""
         path = os.fspath(self._job.out).rstrip("/")
-        others = [worker for worker in present(self._tasks.client) if worker not in self._workers]
-        self._tasks.on_present(others, run_control, "release", self._run, self.epoch, path, False, self._again)
-        self._control("release", path, True, self._again)
-        begun: Begun = self._control("begin", self._job, self._run, self.epoch, ranks=[0])[0]
+        begun: Begun = (await self._control("begin", self._job, ranks=[0]))[0]
         self.epoch = begun.epoch
+        others = [worker for worker in self._tasks.cluster.present() if worker not in self._workers]
+        await self._tasks.try_on(others, "release", self.epoch, path, False, self._again)
+        await self._control("release", path, True, self._again)
         ranks = range(len(self._workers))
         places = [(rank, len(ranks), self._job, begun, self._frame) for rank in ranks]
-        answers: list[Opened] = self._tasks.results(
-            [self._task("control", rank, run_control, "open", self._run, self.epoch, *places[rank]) for rank in ranks]
+        answers: list[Opened] = await self._tasks.results(
+            [self._tasks.start(rank, "open", self.epoch, *places[rank]) for rank in ranks]
         )
         if len({answer.rows for answer in answers}) > 1:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
             raise DataError(f"nodes see different data, rows by node: {found}; all need the same files")
-        self._control("join", [answer.address for answer in answers])
+        await self._control("join", [answer.address for answer in answers])
         opened = replace(answers[0], row_capacity=min(answer.row_capacity for answer in answers))
         self._opened = opened
         self._sizer = Sizer(self._job, opened)
@@ -121,7 +156,7 @@ class Driver:
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    def _segment(self) -> None:
+    async def _segment(self) -> None:
         """Run batches until the end of a pass, the next validation, or the wish to stop; then nothing is in flight."""
         stop_step = self._pass_end(self._step)
         units = self._job.train.validate_every_batches or self._stop_step
@@ -135,15 +170,15 @@ class Driver:
                 self._step, units = stop, units - 1
             if not self._flights:
                 return
-            self._take(self._tasks.next(self._done))
+            await self._take(await self._tasks.first(task for _, task in self._watched.values()))
 
-    def _take(self, future: Task) -> None:
+    async def _take(self, future: Task) -> None:
         """A watched task has ended: when it was the batch's last, go on with the batch."""
-        flight = self._flights[self._watched.pop(future.key)]
+        flight = self._flights[self._watched.pop(future.key)[0]]
         waited_for = [task for other in self._flights.values() for task in other.futures]
-        flight.answers.append(self._tasks.result(future, waited_for))  # raises what the stage raised
+        flight.answers.append(await self._tasks.result(future, waited_for))  # raises what the stage raised
         if len(flight.answers) == len(self._workers) and flight.numbered:
-            self._finish(flight)
+            await self._finish(flight)
         # Batches get their numbers in the order of their steps, so a cut batch holds up those after it.
         while self._flights:
             unnumbered = [flight for _, flight in sorted(self._flights.items()) if not flight.numbered]
@@ -179,13 +214,13 @@ class Driver:
         self._pushes = [*self._pushes[-depth:], futures]
         self._watch(token, futures)
 
-    def _finish(self, flight: _Flight) -> None:
+    async def _finish(self, flight: _Flight) -> None:
         """All nodes have pushed the batch."""
         reports: list[BatchReport] = sorted(flight.answers, key=lambda report: report.rank)
         token = flight.token
         del self._flights[token.first_step]
         if token.snapshot:
-            self._publish(token.snapshot, token.batch, token.stop_step, [report.receipts for report in reports])
+            await self._publish(token.snapshot, token.batch, token.stop_step, [report.receipts for report in reports])
         self._sizer.learn(reports)
         self.progress.finish(token, reports, self._position(token.stop_step))
         self._on_progress(self.progress)
@@ -209,10 +244,10 @@ class Driver:
 
     # -- at rest: nothing in flight ----------------------------------------------------------------------------------
 
-    def _validate(self) -> None:
+    async def _validate(self) -> None:
         if not self._opened.validation_rows:
             return
-        answers = self._control("evaluate", self._batch)
+        answers = await self._control("evaluate", self._batch)
         self.progress.validations.append(Validation(self._batch, self.progress.position, answers[0]))
         self._on_progress(self.progress)
 
@@ -221,36 +256,31 @@ class Driver:
         losses = [validation.metrics["log_loss"] for validation in self.progress.validations]
         return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
 
-    def _snapshot_at_rest(self) -> None:
+    async def _snapshot_at_rest(self) -> None:
         name = self._name(self._batch)
         if self.progress.snapshot == name or self._batch == self._opened.batch:
             return  # nothing was trained since the last one
-        receipts = self._control("prepare", name, self._batch)
-        self._publish(name, self._batch, self._step, receipts)
+        receipts = await self._control("prepare", name, self._batch)
+        await self._publish(name, self._batch, self._step, receipts)
         self._on_progress(self.progress)
 
-    def _publish(self, name: str, batch: int, stop_step: int, receipts: list[dict[str, Any]]) -> None:
+    async def _publish(self, name: str, batch: int, stop_step: int, receipts: list[dict[str, Any]]) -> None:
         """Every node has prepared: one log entry makes it the last snapshot, then the nodes confirm."""
         merged = {partition: receipt for part in receipts for partition, receipt in part.items()}
         position = self._position(stop_step)
-        live = self._control("publish", name, batch, position, merged, ranks=[0])[0]
-        self._control("confirm", live)
+        live = (await self._control("publish", name, batch, position, merged, ranks=[0]))[0]
+        await self._control("confirm", live)
         self.progress.snapshot = name
 
     def _name(self, batch: int) -> str:
         return f"{self._opened.epoch:06d}-{batch:08d}"
 
-    # -- Dask ------------------------------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def _task(self, executor: str, rank: int, call: Callable[..., Any], *values: Any) -> Task:
-        return self._tasks.submit(executor, self._workers[rank], call, *values)
-
-    def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
+    async def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
         """Have every node (or `ranks`) do one thing outside the stages, and wait for the answers."""
         ranks = range(len(self._workers)) if ranks is None else ranks
-        return self._tasks.results(
-            [self._task("control", rank, run_control, verb, self._run, self.epoch, *values) for rank in ranks]
-        )
+        return await self._tasks.results([self._tasks.start(rank, verb, self.epoch, *values) for rank in ranks])
 
     def _stage(self, stage: str, token: Token, before: list[Task] | None = None) -> list[Task]:
         """The tasks of one stage, one per node: each after `before` and after the stage's batch before."""
@@ -259,12 +289,12 @@ class Driver:
             after = [before[rank]] if before else []
             if (stage, rank) in self._last:
                 after.append(self._last[stage, rank])
-            self._last[stage, rank] = future = self._task(stage, rank, run_stage, stage, token, *after)
+            self._last[stage, rank] = future = self._tasks.start(rank, stage, token, *after)
             futures.append(future)
         return futures
 
     def _watch(self, token: Token, futures: list[Task]) -> None:
         self._flights[token.first_step] = _Flight(token, futures)
         for future in futures:
-            self._watched[future.key] = token.first_step
-            future.add_done_callback(self._done.put)
+            self._watched[future.key] = (token.first_step, future)
+            self._tasks.cluster.watch(future)

@@ -9,13 +9,18 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-import dask
+import dask.config
 from distributed import Client, LocalCluster
 
 from daskps.cluster.plugin import THREADS
 
-# Dask samples its workers' stacks every 10 ms and ticks every 20, with the interpreter's lock: a tenth of a small run.
-QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms"}
+SETTINGS = {
+    # A worker that is lost again so long after it was lost is given up for good; its nanny knows better.
+    "distributed.deploy.lost-worker-timeout": "1 day",
+    # Dask samples stacks every 10 ms and ticks every 20, with the interpreter's lock: a tenth of a small run's time.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+}
 
 
 @contextlib.contextmanager
@@ -28,7 +33,7 @@ def client_for(nodes: int, given: Client | str | None = None, dashboard_address:
             yield client
     else:
         with (
-            dask.config.set(QUIET),
+            dask.config.set(SETTINGS),
             LocalCluster(
                 n_workers=nodes,
                 processes=nodes > 1,

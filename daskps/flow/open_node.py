@@ -68,9 +68,8 @@ class OpenNode:
         self.run, self.rank, self.nodes, self.job = run, rank, nodes, job
         self._idle, self._working, self._closed = threading.Condition(), 0, False
         self.directory = ModelDirectory(os.fspath(job.out))
-        if (newest := self.directory.state().epoch) != begun.epoch:
-            raise StaleError(f"{self.directory.path} is in epoch {newest}; epoch {begun.epoch} of run {run} is over")
         self.epoch = Epoch(self.directory, run, begun.epoch, begun.index)
+        self._check_epoch()
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
         self.link = Link(wire or Wire(), alone=nodes == 1)
@@ -107,7 +106,7 @@ class OpenNode:
             self._take_up(base, found)
             self.metrics.clear()  # at the first row of the data
         for spec in self.specs:
-            self.tables.append(self._open_table(spec, begun.snapshot or begun.base))
+            self.tables.append(self._open_table(spec, begun))
         self.trainer = Trainer(
             self.devices,
             self.networks,
@@ -115,11 +114,17 @@ class OpenNode:
             self.metrics,
             self.steps,
             self.training.rows,
+            job.train.sync_every,
         )
         self.dedup_scratch = Workspace(self.devices[0])
         self.previous: list[HbmTable] = []
         self._captured: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}  # dense state of snapshots on their way
         self.counted = -1  # the last batch whose statistics were reported
+
+    def _check_epoch(self) -> None:
+        """StaleError if a newer epoch has begun."""
+        if (newest := self.directory.state().epoch) != (mine := self.epoch.number):
+            raise StaleError(f"{self.directory.path} is in epoch {newest}; epoch {mine} of run {self.run} is over")
 
     def join(self, addresses: list[str]) -> None:
         """All nodes are open: connect to them, and begin to serve this node's rows."""
@@ -171,19 +176,21 @@ class OpenNode:
             {name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")}
         )
 
-    def _open_table(self, spec: TableSpec, start: str | None) -> NodeTable:
+    def _open_table(self, spec: TableSpec, begun: Begun) -> NodeTable:
         """This node's partitions of a table, as the log says they are, and the cache over them."""
+        base = ModelDirectory(str(self.job.start_from)) if begun.base is not None else None
         store = open_rows(
-            self.directory.files,
             f"{self.directory.path}/tables/{spec.name}",
             spec.layout,
             placement=self.partition.placement,
             owned=self.partition.owned(self.rank),
-            snapshot=start,
-            live=(*self.directory.state().live, *([] if start is None else [start])),
+            snapshot=begun.snapshot or begun.base,
+            live=self.directory.state().live,
             pool=self.pool,
             file_rows=self.room.file_rows(spec),
             options=Options(disk_bytes=self.job.budget.disk_bytes),
+            base=None if base is None else f"{base.path}/tables/{spec.name}",
+            still_mine=self._check_epoch,
         )
         try:
             mem = MemPS(

@@ -16,7 +16,7 @@ from distributed import get_worker
 
 from daskps.cluster.link import Wire
 from daskps.cluster.node import Flight, Read
-from daskps.cluster.plugin import NodePlugin, plugin_here
+from daskps.cluster.plugin import plugin_here
 from daskps.errors import StaleError, TrainingError
 from daskps.flow.begin import begin
 from daskps.flow.dedup import find_working_set
@@ -30,9 +30,7 @@ from daskps.types import Token
 
 def run_stage(stage: str, token: Token, *after: Any) -> Any:
     """The task of one stage: `after` only orders it behind other tasks."""
-    node: OpenNode | None = plugin_here().node
-    if node is None or (node.run, node.epoch.number) != (token.run, token.epoch):
-        raise StaleError(f"{token} is over on this node")
+    node: OpenNode = find_node(plugin_here(), stage, token.run, token.epoch)
     started = time.time()
     with node.working(), stopping_all(node):
         answer, waited = STAGES[stage](node, token)
@@ -47,40 +45,61 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
     """The task of what happens outside the stages, one at a time; most verbs are methods of `OpenNode`."""
     plugin = plugin_here()
     if verb == "begin":
-        return begin(*values)
+        (job,) = values
+        return begin(job, run, epoch)
     if verb == "release":
-        return release(plugin, run, *values)
+        return release(plugin, run, epoch, *values)
     if verb == "open":
         rank, nodes, job, begun, frame = values
-        assert plugin.node is None, "release comes first"
+        check_free(plugin)
         plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=Wire.of_worker(get_worker()))
         return plugin.node.opened()
-    node = plugin.node
-    if node is None or (node.run, node.epoch.number) != (run, epoch):
-        if verb == "close":
-            return None
-        raise StaleError(f"cannot {verb}: epoch {epoch} of run {run} has ended on this node")
     if verb == "close":
-        plugin.node = None
-        return node.close()
+        return close(plugin, run, epoch)
+    node: OpenNode = find_node(plugin, verb, run, epoch)
     with node.working(), stopping_all(node):
         return getattr(node, verb)(*values)
 
 
-def release(plugin: NodePlugin, run: str, path: str, wanted: bool, again: bool) -> None:
+def find_node(plugin: Any, verb: str, run: str, epoch: int) -> Any:
+    """The node that is open on this worker, if it is of this epoch."""
+    node = plugin.node
+    if node is None or (node.run, node.epoch.number) != (run, epoch):
+        raise StaleError(f"cannot {verb}: epoch {epoch} of run {run} has ended on this node")
+    return node
+
+
+def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool, again: bool) -> None:
     """Close the node that is open here if it has the model at `path` open, or if the worker is `wanted`.
 
-    A run that starts `again` takes no worker away from another run.
+    A run that starts `again` takes no worker away from another run, and no run goes behind a newer one of its model.
     """
-    node: OpenNode | None = plugin.node
+    node = plugin.node
     if node is None or not (wanted or node.directory.path == path):
         return
+    if node.directory.path == path and node.epoch.number > epoch:
+        raise StaleError(f"{path} is open in epoch {node.epoch.number} of run {node.run}; epoch {epoch} is over")
     if again and node.run != run and node.directory.path != path:
         raise TrainingError(
             f"a worker of run {run} now trains {node.directory.path} (run {node.run}): use more workers"
         )
     plugin.node = None
     node.close()
+
+
+def check_free(plugin: Any) -> None:
+    """StaleError if another run has opened a node here since this one released the worker."""
+    if plugin.node is not None:
+        node = plugin.node
+        raise StaleError(f"run {node.run} has just opened {node.directory.path} on this worker")
+
+
+def close(plugin: Any, run: str, epoch: int) -> None:
+    """End an epoch on this worker; one that has ended is fine."""
+    node = plugin.node
+    if node is not None and (node.run, node.epoch.number) == (run, epoch):
+        plugin.node = None
+        node.close()
 
 
 @contextmanager

@@ -1,104 +1,166 @@
-"""Tasks on chosen workers: submitting them, waiting for them, and noticing when a worker or a node is lost.
+"""The tasks of one epoch: starting them on nodes, waiting for them, and noticing when a node is lost or stuck.
 
-In: a Dask client, the addresses of a run's workers by rank. Out: answers, or the error where it began. Dask keeps a
-task whose only worker is gone until that worker comes back, so whoever waits has to look after the workers.
+In: the cluster, the addresses of a run's workers by rank. Out: answers, or the error where it began. Dask keeps a task
+whose only worker is gone until that worker comes back, so whoever waits has to look after the workers.
+
+All that waits is a coroutine and asks the cluster alone to wait, so that the tests' cluster with its simulated clock
+runs this very code. Dask's (`daskps.flow.workers`) blocks instead: there, no coroutine is ever suspended.
 """
 
 from __future__ import annotations
 
-import queue
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
-from dask.base import annotate
-from distributed import Client, Future
 from distributed.scheduler import KilledWorker
 
-from daskps.errors import LockedError, PeerError, StaleError
-
-Task: TypeAlias = Future[Any]
+from daskps.errors import BackendError, LockedError, PeerError, StaleError
 
 LOST = (PeerError, StaleError, LockedError, KilledWorker, CancelledError)  # another epoch may do better
 LOOK_SECONDS = 1.0  # between two looks at whether all workers are there
 CAUSE_SECONDS = 2.0  # for the node that stopped the others to say why
-CLOSE_SECONDS = 30.0
+CLOSE_SECONDS = 30.0  # for a node to finish the stage that it is at
+QUIET_SECONDS = 5.0  # nobody waits any longer for such a worker to do what it is asked to as a favour
+
+
+class Task(Protocol):
+    """Work on a node that was asked for. A `distributed.Future` is one."""
+
+    @property
+    def key(self) -> Any: ...
+    @property
+    def status(self) -> str: ...
+    def done(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+
+
+class Cluster(Protocol):
+    """The workers, as a driver sees them."""
+
+    def present(self) -> dict[str, float]:
+        """Addresses of the workers, in order, and for how many seconds nothing was heard of each."""
+        ...
+
+    def submit(self, worker: str, stage: str, run: str, *values: Any) -> Task:
+        """Have a worker run a stage, or do what else it is asked for, after the tasks that are among `values`."""
+        ...
+
+    def watch(self, task: Task) -> None:
+        """Let `pause` end when this task ends."""
+        ...
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait until a watched task ends, or has since the last pause; False if so many seconds pass before."""
+        ...
+
+    async def fetch(self, task: Task, seconds: float) -> Any:
+        """What an ended task gave or raised; TimeoutError if it cannot be had within so many seconds."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def time(self) -> float:
+        """Seconds that only grow."""
+        ...
+
+    def prepare(self) -> None:
+        """Make workers places where nodes can live, those that will come, too; PeerError if one goes meanwhile."""
+        ...
 
 
 class Tasks:
     """The tasks of one epoch."""
 
-    def __init__(self, client: Client, workers: Sequence[str], run: str) -> None:
-        self.client, self.workers, self.run = client, list(workers), run
-        self._count = 0
+    def __init__(self, cluster: Cluster, workers: Sequence[str], run: str, wait_seconds: float) -> None:
+        self.cluster, self.workers, self.run = cluster, list(workers), run
+        self._wait_seconds = wait_seconds
 
-    def submit(self, executor: str, worker: str, call: Callable[..., Any], *values: Any) -> Task:
-        """A task of this one worker's executor."""
-        self._count += 1
-        key = (f"daskps-{executor}", self.run, time.time_ns(), self._count)  # Dask groups tasks by the first part
-        with annotate(executor=f"daskps-{executor}"):
-            return self.client.submit(call, *values, key=key, pure=False, workers=[worker], retries=0)
+    def start(self, rank: int, stage: str, *values: Any) -> Task:
+        """A task on a node."""
+        return self.cluster.submit(self.workers[rank], stage, self.run, *values)
 
-    def results(self, futures: Sequence[Task]) -> list[Any]:
+    async def results(self, tasks: Sequence[Task]) -> list[Any]:
         """The results, in order; the first error, or PeerError if a worker of the run goes."""
-        done: queue.Queue[Task] = queue.Queue()
-        for future in futures:
-            future.add_done_callback(done.put)
+        for task in tasks:
+            self.cluster.watch(task)
         results: dict[Any, Any] = {}
-        while len(results) < len(futures):
-            future = self.next(done)
-            results[future.key] = self.result(future, futures)
-        return [results[future.key] for future in futures]
+        while left := [task for task in tasks if task.key not in results]:
+            task = await self.first(left)
+            results[task.key] = await self.result(task, tasks)
+        return [results[task.key] for task in tasks]
 
-    def next(self, done: queue.Queue[Task]) -> Task:
-        """The next task that ends; PeerError if a worker of the run goes."""
+    async def first(self, tasks: Iterable[Task]) -> Task:
+        """One of these watched tasks that has ended; PeerError if a worker of the run goes."""
+        tasks = list(tasks)
         while True:
-            try:
-                return done.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
+            for task in tasks:
+                if task.done():
+                    return task
+            if not await self.cluster.pause(LOOK_SECONDS):
                 self.look()
 
-    def result(self, future: Task, others: Iterable[Task]) -> Any:
+    async def result(self, task: Task, others: Iterable[Task]) -> Any:
         """What an ended task gave, or raised; nodes stop each other, so `others` may know better why."""
         while True:
             try:
-                return future.result(timeout=LOOK_SECONDS)
+                return await self.cluster.fetch(task, LOOK_SECONDS)
             except TimeoutError:  # what it gave was on a worker that is gone: Dask would run the task again
-                if future.status == "error":
+                if task.status == "error":
                     raise
                 self.look()
             except LOST as error:
                 self.look()
-                raise self._cause(error, others) from None
+                raise await self._cause(error, others) from None
 
-    def _cause(self, error: BaseException, others: Iterable[Task]) -> BaseException:
-        until = time.monotonic() + (CAUSE_SECONDS if len(self.workers) > 1 else 0)
+    async def _cause(self, error: BaseException, others: Iterable[Task]) -> BaseException:
+        until = self.cluster.time() + (CAUSE_SECONDS if len(self.workers) > 1 else 0)
         for other in list(others):
-            while not other.done() and time.monotonic() < until:
-                time.sleep(0.01)
+            self.cluster.watch(other)
+            while not other.done() and (left := until - self.cluster.time()) > 0:
+                await self.cluster.pause(left)
             found: BaseException | None = other.exception() if other.status == "error" else None
             if found is not None and not isinstance(found, LOST):
                 return found
         return error
 
     def look(self) -> None:
-        """PeerError if a worker of the run is not there any more."""
-        there = present(self.client)
+        """PeerError if a worker of the run is not there any more, or has been silent for too long."""
+        there = self.cluster.present()
         for rank, worker in enumerate(self.workers):
             if worker not in there:
                 raise PeerError(f"node {rank}, the worker {worker}, is gone; look at its log, or its machine")
+            if there[worker] > self._wait_seconds:
+                raise PeerError(
+                    f"node {rank}, the worker {worker}, was not heard of for {there[worker]:.0f} s; it is stuck: look "
+                    "at its log and its machine, or raise cluster.wait_seconds"
+                )
 
-    def on_present(self, workers: Iterable[str], call: Callable[..., Any], *values: Any) -> None:
-        """Have workers that are there do something, as far as they can within a while."""
-        futures = [
-            self.submit("control", worker, call, *values) for worker in workers if worker in present(self.client)
-        ]
-        until = time.monotonic() + CLOSE_SECONDS
-        while time.monotonic() < until and not all(future.done() for future in futures):
-            time.sleep(0.005)
+    async def try_on(self, workers: Iterable[str], stage: str, *values: Any) -> None:
+        """Have workers do something, as far as they are there and can within a while."""
+        cluster = self.cluster
+        asked = {worker: cluster.submit(worker, stage, self.run, *values) for worker in self._lively(workers)}
+        for task in asked.values():
+            cluster.watch(task)
+        until = cluster.time() + CLOSE_SECONDS
+        while cluster.time() < until and not all(task.done() for task in asked.values()):
+            if not await cluster.pause(LOOK_SECONDS):
+                asked = {worker: asked[worker] for worker in self._lively(asked)}
+
+    def _lively(self, workers: Iterable[str]) -> list[str]:
+        there = self.cluster.present()
+        return [worker for worker in workers if there.get(worker, QUIET_SECONDS) < QUIET_SECONDS]
 
 
-def present(client: Client) -> list[str]:
-    """Addresses of the cluster's workers, in order."""
-    return sorted(client.scheduler_info(n_workers=-1)["workers"])
+async def wait_for_workers(cluster: Cluster, nodes: int, seconds: float) -> list[str]:
+    """Workers for so many nodes, when they are there; by rank."""
+    until = cluster.time() + seconds
+    while True:
+        quiet = cluster.present()
+        workers = [worker for worker in quiet if quiet[worker] < QUIET_SECONDS]
+        if len(workers) >= nodes:
+            return workers[:nodes]
+        if cluster.time() >= until:
+            silent = f", {len(quiet) - len(workers)} of them silent" if len(quiet) > len(workers) else ""
+            raise BackendError(f"the job wants {nodes} nodes, the cluster has {len(quiet)} workers{silent}")
+        await cluster.sleep(0.1)

@@ -2,7 +2,8 @@
 
 In: a batch in flight whose tables are loaded. Out: updated rows and dense parameters, progressive metrics: every step
 is predicted before it is trained on. On several nodes, sums of touched rows and of the dense network go through the
-exchange in every step, so all nodes make the same step whatever part of its examples is theirs.
+exchange in every step, so all nodes make the same step whatever part of its examples is theirs; with `sync_every` above
+1 nodes step alone and are merged every so many steps.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from daskps.cluster.link import BatchExchange
 from daskps.cluster.node import Flight
 from daskps.data.order import Steps
 from daskps.errors import NonFiniteError
+from daskps.flow.apart import Apart
 from daskps.hbm.table import StepPart
 from daskps.model.network import Network, merge, step_weight
 from daskps.model.optimizer import DenseOptimizer
@@ -34,19 +36,23 @@ class Trainer:
         metrics: Any,
         steps: Steps,
         rows: int,
+        sync_every: int = 1,
     ) -> None:
         self.devices, self.networks, self.optimizer, self.metrics = devices, networks, optimizer, metrics
-        self._steps, self._rows = steps, rows
+        self._steps, self._rows, self._sync_every = steps, rows, sync_every
 
     def train(self, flight: Flight, exchange: BatchExchange | None = None) -> None:
         """Every step of the batch, in order; with `exchange` the other nodes' parts of it too."""
+        apart = None
+        if exchange is not None and self._sync_every > 1:
+            apart, exchange = Apart(flight, self.networks, exchange, self._sync_every), None
         for step in range(len(flight.step_starts) - 1):
             try:
-                self._step(flight, step, exchange)
+                self._step(flight, step, exchange, apart)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{flight.token}, mini-batch {flight.token.first_step + step}: {error}") from None
 
-    def _step(self, flight: Flight, step: int, exchange: BatchExchange | None) -> None:
+    def _step(self, flight: Flight, step: int, exchange: BatchExchange | None, apart: Apart | None) -> None:
         batch, start, stop = flight.batch, int(flight.step_starts[step]), int(flight.step_starts[step + 1])
         cuts = self._steps.device_starts(stop - start)
         before = self._examples_before(flight.token.first_step + step)
@@ -75,18 +81,29 @@ class Trainer:
         sums = merge([device.to_host(result.sums) for device, result in zip(self.devices, results, strict=True)])
         gradients = [[result.gradients[number] for result in results] for number in range(len(parts))]
         if exchange is None:
-            self._update(flight, parts, gradients, step_weight(sums))
+            self._update(flight, parts, gradients, step_weight(sums), apart)
         else:
             sums = self._update_on_all(flight, parts, gradients, sums, step, exchange)
         for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
             network.apply(device.from_host(sums), self.optimizer)
+        if apart is not None:
+            apart.end_step(step)
 
-    def _update(self, flight: Flight, parts: list[StepPart], gradients: list[list[Array]], weight: float) -> None:
+    def _update(
+        self,
+        flight: Flight,
+        parts: list[StepPart],
+        gradients: list[list[Array]],
+        weight: float,
+        apart: Apart | None,
+    ) -> None:
         if weight == 0:
             return
         for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
             table.update(part, slopes, weight)
             table.check()
+            if apart is not None:
+                apart.note(table, part)
 
     def _update_on_all(
         self,

@@ -18,7 +18,7 @@ from daskps.backend.ops.gradient import Status, apply_sums, join_sources, sum_gr
 from daskps.backend.ops.group import Groups, group_occurrences
 from daskps.backend.ops.optimizer import Optimizer
 from daskps.backend.ops.pool import Pooling, pool_rows
-from daskps.backend.ops.rows import copy_rows, scatter_rows
+from daskps.backend.ops.rows import copy_rows, gather_rows, scatter_rows
 from daskps.backend.ops.table import Shard, Shards, build_table, find_rows, join_shards
 from daskps.backend.workspace import Workspace
 from daskps.errors import ProtocolError
@@ -111,7 +111,7 @@ class HbmTable:
         """One stand-in: the table is the memory that rows were pulled into."""
         return len(self.devices) == 1 and self.devices[0].kind == "cpu"
 
-    def _by_shard(self, positions: Int64s) -> Iterator[tuple[int, Array, Int64s]]:
+    def _by_shard(self, positions: Int32s | Int64s) -> Iterator[tuple[int, Array, Int64s]]:
         """For each shard: its number, its rows of the keys at `positions`, and which of the positions they are."""
         rows = positions if self._row_at is None else self._row_at[positions]
         for m, device in enumerate(self.devices):
@@ -208,17 +208,22 @@ class HbmTable:
         Valid until the next step.
         """
         sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
-        rows, sums = [], []
+        sums = []
         for m, device in enumerate(self.devices):
             out = self._scratch[m].take("sums", (len(part.groups[m].touched), self.spec.dim), np.int64)
             found = sum_gradients(device, groups=part.groups[m], sources=sources, status=self._statuses[m], out=out)
-            if len(self.devices) == 1 and self._set.key_of is None:
-                return device.to_host(part.groups[m].touched), device.to_host(found)
-            rows.append(device.to_host(part.groups[m].touched) + np.int32(self._starts[m]))
             sums.append(device.to_host(found))
-        touched = np.concatenate(rows)
-        key_of = self._set.key_of
-        return touched if key_of is None else key_of[touched].astype(np.int32), np.concatenate(sums)
+        return self.touched(part), sums[0] if len(sums) == 1 else np.concatenate(sums)
+
+    def touched(self, part: StepPart) -> Int32s:
+        """Positions (T,) of the keys that occur in the step."""
+        if len(self.devices) == 1 and self._set.key_of is None:
+            return self.devices[0].to_host(part.groups[0].touched)
+        rows = [
+            device.to_host(part.groups[m].touched) + np.int32(self._starts[m]) for m, device in enumerate(self.devices)
+        ]
+        touched, key_of = np.concatenate(rows), self._set.key_of
+        return touched if key_of is None else key_of[touched].astype(np.int32)
 
     def apply(self, positions: Int32s, sums: Int64s, weight: float) -> None:
         """Step the rows of the keys at `positions` (T,) with sums (T, dim) over all nodes."""
@@ -235,6 +240,25 @@ class HbmTable:
                 rows=self.shards.shards[m].rows,
                 status=self._statuses[m],
             )
+
+    def get(self, positions: Int32s) -> Floats:
+        """Rows (n, width) of the keys at `positions`, on the host."""
+        if self._in_place:
+            return self._host[positions]
+        out = np.empty((len(positions), self.spec.layout.width), np.float32)
+        for m, rows, which in self._by_shard(positions):
+            found = gather_rows(self.devices[m], rows=self.shards.shards[m].rows, index=rows)
+            out[which] = self.devices[m].to_host(found)
+        return out
+
+    def put(self, positions: Int32s, rows: Floats) -> None:
+        """Rows (n, width) from the host become those of the keys at `positions`."""
+        if self._in_place:
+            self._host[positions] = rows
+            return
+        for m, index, which in self._by_shard(positions):
+            values = self.devices[m].from_host(rows[which])
+            scatter_rows(self.devices[m], rows=self.shards.shards[m].rows, index=index, values=values)
 
     def check(self) -> None:
         """Raise NonFiniteError if a step met a NaN or an overflow."""

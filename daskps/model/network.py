@@ -241,6 +241,18 @@ class Network:
         self.state = dict(zip(state_names, flats[1:], strict=True))
         self.steps = int(arrays["steps"])
 
+    def pack(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Parameters and the optimizer's arrays as one host array (arrays, P); for means over nodes."""
+        host = self.engine.to_host
+        return np.stack([host(flat) for flat in (self.flat, *self.state.values())])
+
+    @_on_device
+    def unpack(self, packed: np.ndarray[Any, np.dtype[np.float32]], steps: int) -> None:
+        """Take over what `pack` of an equal network gave, or a mean of such, and so many optimizer steps."""
+        for flat, values in zip((self.flat, *self.state.values()), packed, strict=True):
+            flat[...] = self.engine.xp.asarray(values)
+        self.steps = steps
+
     def _run(self, n: int, block: Callable[[Workspace, int, int], bool]) -> list[Workspace]:
         """Run `block` over all blocks of n examples, on every core; the workspaces that took part."""
         rows = self.architecture.block_examples

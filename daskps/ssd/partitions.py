@@ -34,12 +34,15 @@ FORMAT = "daskps-ssd-partitions"
 T = TypeVar("T")
 
 
-def make_table(path: str | Path, placement: Placement) -> None:
-    """The folder of a table, without partitions. Before several nodes create theirs in it, one makes it."""
+def make_table(path: str | Path, placement: Placement, *, anew: bool = False) -> None:
+    """The folder of a table, without partitions. Before several nodes create theirs in it, one makes it.
+
+    What is there already must be as it would be made, unless nothing below it counts any more (`anew`).
+    """
     root = files_at(path)
     text = group_text({"format": FORMAT, "partitions": placement.partitions, "hash": placement.hash})
     root.make([])
-    if root.size("zarr.json") < 0:
+    if root.size("zarr.json") < 0 or (anew and root.read("zarr.json") != text):
         root.publish("zarr.json", text)
     elif root.read("zarr.json") != text:
         raise StoreError(f"{root.url}: another table is there already; choose another path")
@@ -77,7 +80,7 @@ class Partitions:
         self._each_new(
             owned,
             lambda number: Store.create(
-                child(path, _name(number)), layout, pool=pool, file_rows=file_rows, options=share, io=self._io
+                child(path, partition_name(number)), layout, pool=pool, file_rows=file_rows, options=share, io=self._io
             ),
         )
         return self
@@ -110,7 +113,7 @@ class Partitions:
 
         def take(number: int) -> Store:
             return Store.open(
-                child(path, _name(number)),
+                child(path, partition_name(number)),
                 pool=pool,
                 snapshot=chosen,
                 read_only=read_only,
@@ -313,7 +316,7 @@ class Partitions:
         return next(iter(self.stores.values()))
 
 
-def _name(number: int) -> str:
+def partition_name(number: int) -> str:
     return f"partition-{number:05d}"
 
 
@@ -322,7 +325,7 @@ def _part(begins: Int64s, number: int) -> slice:
 
 
 def _read_snapshots(path: str | Path, number: int) -> list[Any]:
-    files = files_at(child(path, _name(number)))
+    files = files_at(child(path, partition_name(number)))
     try:
         return list(recovery.read_manifest(files).snapshots)
     finally:

@@ -37,7 +37,6 @@ class Process:
         self.alive = True
         self.tasks: dict[asyncio.Task[Any], None] = {}  # a set would be ordered by address
         self.stores: list[Any] = []  # open files of the real disk tier
-        self.stores: list[Any] = []  # open files of the real disk tier
         self.dies_after: int | None = None  # changes to the disk
         self.files = NodeFiles(self)
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()

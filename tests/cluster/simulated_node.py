@@ -1,4 +1,7 @@
-"""A simulated worker: the stages of a batch as coroutines over the real protocol; training is an integer function."""
+"""A simulated node of one epoch: the stages of a batch over the real protocol; training is an integer function.
+
+It has the methods of `daskps.flow.open_node.OpenNode` that drivers ask for, and the stages of `daskps.flow.stages`.
+"""
 
 from __future__ import annotations
 
@@ -9,240 +12,219 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from daskps.backend.pool import ComputePool
-from daskps.cluster.commit import Draft, FileSum, ModelDirectory, Snapshot
-from daskps.cluster.driver import Done
-from daskps.cluster.exchange import Touched
-from daskps.cluster.message import Message, refusal
+from daskps.cluster.commit import Draft, Epoch
+from daskps.cluster.exchange import Exchange, Touched
+from daskps.cluster.message import Message
 from daskps.cluster.partition import KeyPartition
 from daskps.cluster.peers import Peers
+from daskps.cluster.requester import Pulled
 from daskps.cluster.session import Member
-from daskps.errors import DaskpsError, StaleError
+from daskps.config import Job
+from daskps.data.order import Steps
+from daskps.errors import PeerError, StaleError
+from daskps.flow.begin import Begun
+from daskps.flow.fitting import Fit
+from daskps.flow.open_node import Opened
+from daskps.flow.progress import BatchReport, StageTime
 from daskps.mem import MemPS
-from daskps.ssd.placement import Placement
-from daskps.types import Field, RowLayout
+from daskps.types import Field, RowLayout, Token
 from tests.cluster import reference
-from tests.cluster.process import Process
 
 if TYPE_CHECKING:
-    from tests.cluster.simulator import World
+    from tests.cluster.simulated_worker import SimWorker
 
 LAYOUT = RowLayout((Field("value", 1, "uint32"), Field("count", 1, "uint32")))
 POOL = ComputePool(1)
+CAPACITY = 1_000_000
 
 
-class Turns:
-    """Batches pass a stage in order."""
+class SimFlight:
+    """A batch in flight."""
 
-    def __init__(self, first: int) -> None:
-        self._next = first
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-
-    async def enter(self, peers: Peers, stage: str, batch: int) -> None:
-        if self._next < batch:
-            future = self._waiting[batch] = asyncio.get_running_loop().create_future()
-            await peers.session.wait(future, stage, batch, "its turn")
-
-    def leave(self) -> None:
-        self._next += 1
-        future = self._waiting.pop(self._next, None)
-        if future is not None and not future.done():
-            future.set_result(None)
+    def __init__(self, keys: dict[str, np.ndarray]) -> None:
+        self.keys = keys
+        self.rows = {table: np.full((len(part), LAYOUT.width), np.nan, np.float32) for table, part in keys.items()}
+        self.places = {table: {key: row for row, key in enumerate(part.tolist())} for table, part in keys.items()}
+        self.pulled: dict[str, Pulled] = {}
 
 
-class EpochState:
-    """What a node has in memory during one epoch; tasks of an older one keep theirs."""
+class SimNode:
+    """An open node. `close` may come at any moment, and then nothing of it works any more."""
 
-    dense: int
-    position: int
+    def __init__(self, worker: SimWorker, run: str, rank: int, nodes: int, job: Job, begun: Begun) -> None:
+        self.worker, self.world, self.run, self.rank, self.nodes = worker, worker.world, run, rank, nodes
+        self.directory = worker.directory()
+        if (newest := self.directory.state().epoch) != begun.epoch:
+            raise StaleError(f"epoch {newest} has begun, {begun.epoch} is over")
+        self.epoch = Epoch(self.directory, run, begun.epoch, begun.index)
+        self.peers: Peers | None = None
+        self.early: list[tuple[SimWorker, Message]] = []
+        self.crew: list[SimWorker] = []
+        self.flights: dict[int, SimFlight] = {}
+        self.previous: SimFlight | None = None
+        self.step = 0  # after the last batch that was trained
+        self._job, self._closed, self._thread = job, False, asyncio.Lock()
+        self._captured: dict[str, dict[str, np.ndarray]] = {}
+        snapshot = None if begun.snapshot is None else self.directory.snapshot(begun.snapshot)
+        self.start = Draft(-1, 0, 0) if snapshot is None else snapshot.draft
+        self.snapshot = begun.snapshot
+        self.dense = 1 if snapshot is None else int(self.directory.load(snapshot)["dense"][0])
+        self.partition = KeyPartition(self.world.placement, nodes, POOL)
+        self.stores: dict[str, Any] = {}
+        try:
+            self.rows = {str(table): self._open_table(table) for table in range(self.world.schedule.tables)}
+        except BaseException:
+            self.close()
+            raise
 
-    def __init__(self) -> None:
-        self.tables: dict[int, dict[str, tuple[dict[int, int], np.ndarray]]] = {}
-        self.arrays: dict[str, dict[str, np.ndarray]] = {}
+    def _open_table(self, table: int) -> MemPS:
+        world = self.world
+        live = self.directory.state().live
+        path = f"{world.root}/tables/{table}"
+        self.stores[str(table)] = world.shelf.open(
+            self.worker, path, world.placement, self.partition.owned(self.rank), self.snapshot, live
+        )
+        return MemPS(
+            layout=LAYOUT,
+            store=self.stores[str(table)],
+            initial=lambda keys, out: world.initial(table, keys, out),
+            memory_bytes=20_000 + 120 * world.schedule.cache_rows,
+            pool=POOL,
+            nodes=self.nodes,
+            run=self.run,
+            epoch=self.epoch.number,
+            first_batch=self.start.batch + 1,
+        )
 
+    def opened(self) -> Opened:
+        data = self.world.data
+        return Opened(
+            epoch=self.epoch.number,
+            address=self.worker.name,
+            directory=self.world.root,
+            snapshot=self.snapshot,
+            batch=self.start.batch,
+            position=self.start.position,
+            rows=data.steps * data.step_examples,
+            steps=Steps(data.step_examples),
+            validation_rows=self.world.schedule.validation_rows,
+            row_capacity=CAPACITY,
+            metrics={},
+        )
 
-class SimNode(Process):
-    """A worker with its node."""
+    async def join(self, addresses: list[str]) -> None:
+        await asyncio.sleep(self.world.delay())
+        self._check()
+        self.crew = [self.world.by_name[address] for address in addresses]
+        member = Member(self.run, self.epoch.number, self.rank, self.nodes, wait_seconds=self.world.wait_seconds)
+        self.peers = Peers(
+            *(member, self, self.rows, self.partition, self.work),
+            first_batch=self.start.batch + 1,
+            check_replicas=self.world.schedule.check_replicas,
+        )
+        self.worker.tasks |= dict.fromkeys(self.peers.owner._tasks)
+        for sender, message in self.early:
+            self.worker.deliver(sender, message)
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
-        self.peers: Peers | None = None  # type: ignore[assignment]
-        self.epoch = 0
-        self.control = asyncio.Lock()  # epochs begin and open one after the other, as on the worker's control thread
-
-    # ------------------------------------------------------------------ network
+    # ------------------------------------------------------------------ network and thread
 
     def send(self, rank: int, message: Message) -> None:
-        self.world.carry(self, self.crew[rank], message)
-
-    def deliver(self, sender: SimNode, message: Message) -> None:
-        try:
-            if self.peers is None:
-                raise StaleError("no epoch is open here")
-            self.peers.deliver(message)
-        except StaleError as error:
-            self.world.stale += 1
-            if message.kind != "abort":
-                self.world.carry(self, sender, refusal(message, -1, error))
-        except DaskpsError as error:
-            assert self.peers is not None
-            self.peers.session.fail(error)
+        self.world.carry(self.worker, self.crew[rank], message)
 
     async def work(self, call: Callable[[], Any]) -> Any:
         """The owner's thread: takes a while, one call after the other."""
-        async with self.thread:
+        async with self._thread:
             await asyncio.sleep(self.world.delay() / 4)
+            self._check()
             return call()
 
-    # -------------------------------------------------------------------- epochs
+    def _check(self) -> None:
+        if self._closed:
+            raise StaleError(f"run {self.run} epoch {self.epoch.number} has ended on {self.worker.name}")
 
-    async def open(
-        self, crew: list[SimNode], rank: int, epoch: int, snapshot: Snapshot | None, live: tuple[str, ...]
-    ) -> None:
-        async with self.control:
-            await self._open(crew, rank, epoch, snapshot, live)
-
-    async def _open(
-        self, crew: list[SimNode], rank: int, epoch: int, snapshot: Snapshot | None, live: tuple[str, ...]
-    ) -> None:
-        if epoch != self.epoch:
-            raise StaleError(f"{self.name} was told of epoch {self.epoch}, epoch {epoch} is too late")
-        world, schedule = self.world, self.world.schedule
-        self.crew, self.thread = crew, asyncio.Lock()
-        placement = Placement(schedule.partitions, schedule.partition_by)  # type: ignore[arg-type]
-        partition = KeyPartition(placement, len(crew), POOL)  # type: ignore[arg-type]
-        first_batch = 0 if snapshot is None else snapshot.draft.batch + 1
-        position = 0 if snapshot is None else snapshot.draft.position
-        self.stores_by_table: dict[str, Any] = {}
-        rows = {}
-        for table in range(schedule.tables):
-            await asyncio.sleep(world.delay())
-            name = None if snapshot is None else snapshot.id
-            path = f"{world.root}/tables/{table}"
-            self.stores_by_table[str(table)] = world.shelf.open(
-                self, path, placement, partition.owned(rank), name, live
-            )
-            rows[str(table)] = MemPS(
-                layout=LAYOUT,
-                store=self.stores_by_table[str(table)],
-                initial=lambda keys, out, table=table: world.initial(table, keys, out),
-                memory_bytes=20_000 + 120 * schedule.cache_rows,
-                pool=POOL,
-                nodes=len(crew),
-                run="run",
-                epoch=epoch,
-                first_batch=first_batch,
-            )
-        self.state = EpochState()
-        self.state.dense = 1 if snapshot is None else int(self.directory().load(snapshot)["dense"][0])
-        member = Member("run", epoch, rank, len(crew), wait_seconds=world.wait_seconds)
-        self.peers = Peers(
-            *(member, self, rows, partition, self.work),
-            first_batch=first_batch,
-            check_replicas=schedule.check_replicas,
-        )
-        self.tasks |= dict.fromkeys(self.peers.owner._tasks)
-        self.state.position = position
-        self.turns = {stage: Turns(first_batch) for stage in ("cut", "pull", "load", "train", "push")}
-
-    async def begin(self, epoch: int) -> None:
-        """A new epoch begins: let go of every older one, so that others can take over the partitions."""
-        async with self.control:
-            if epoch <= self.epoch:
-                raise StaleError(f"{self.name} was told of epoch {self.epoch}, epoch {epoch} is too late")
-            self.end_epoch()
-            self.epoch = epoch
-
-    def end_epoch(self) -> None:
-        """Let go of everything, as a node does that is told to, or whose epoch has failed."""
-        if self.peers is not None:
-            self.peers.close()
-            self.peers = None  # type: ignore[assignment]
-        self.world.release(self)
-
-    def directory(self) -> ModelDirectory:
-        return self.world.directory(self)
-
-    # ------------------------------------------------------------------- a batch
-
-    def in_epoch(self, epoch: int) -> Peers:
-        """Every call of a driver names its epoch, as every message does."""
-        if self.peers is None or self.epoch != epoch:
-            raise StaleError(f"{self.name} is not in epoch {epoch}")
+    @property
+    def joined(self) -> Peers:
+        self._check()
+        assert self.peers is not None
         return self.peers
 
-    async def run_batch(self, epoch: int, batch: int) -> Done | None:
-        peers, state, world, data = self.in_epoch(epoch), self.state, self.world, self.world.data
-        turns = self.turns
-        session = peers.session
-        await turns["cut"].enter(peers, "cut", batch)
-        start = state.position // data.step_examples
-        left = min(world.schedule.batch_steps, data.steps - start)
-        if left == 0:
-            turns["cut"].leave()
-            return None
-        steps = await peers.agree_steps(batch, world.rng.randint(1, left), "a step needs it")
-        stop = start + steps
-        state.position = position = stop * data.step_examples
-        turns["cut"].leave()
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self.peers is not None:
+            self.peers.close()
+        self.world.release(self.worker)
+        self.tell_gone()
 
-        slices = {step: data.slice(step, peers.rank, peers.nodes) for step in range(start, stop)}
-        await turns["pull"].enter(peers, "pull", batch)
-        pulled, tables = {}, {}
-        asked = []
-        for table in range(world.schedule.tables):
-            keys = {key for step in slices.values() for example in step for key in data.keys[example][table]}
-            array = np.array(sorted(keys, key=lambda key: reference.mixed(key, batch)), np.uint64)
-            rows = np.full((len(keys), LAYOUT.width), np.nan, np.float32)
-            tables[str(table)] = ({key: row for row, key in enumerate(array.tolist())}, rows)
-            asked.append(self.spawn(peers.pull(batch, str(table), array, peers.group(array), rows)))
-        await asyncio.sleep(0)  # pulls of this batch are on their way before those of the next
-        turns["pull"].leave()
-        for table in range(world.schedule.tables):
-            pulled[str(table)] = await asked[table]
+    def tell_gone(self) -> None:
+        """Its connections end, which the others hear after a while."""
+        place = self.run, self.epoch.number
+        for worker in self.crew:
+            if worker is not self.worker:
+                self.world.later(self.world.delay(), _hear_gone, worker, place, self.rank)
 
-        await turns["load"].enter(peers, "load", batch)
-        for table, (_, rows) in tables.items():
-            async for _ in peers.late_rows(pulled[table], rows):
+    # ------------------------------------------------------------------------------ stages
+
+    async def read(self, token: Token) -> None:
+        await asyncio.sleep(self.world.delay() / 4)
+
+    async def dedup(self, token: Token) -> Fit:
+        data, schedule = self.world.data, self.world.schedule
+        self._check()
+        examples = [e for step in range(token.first_step, token.stop_step) for e in self._slice(step)]
+        keys = {}
+        for table in range(schedule.tables):
+            found = {key for example in examples for key in data.keys[example][table]}
+            order = sorted(found, key=lambda key: reference.mixed(key, token.first_step))
+            keys[str(table)] = np.array(order, np.uint64)
+        self.flights[token.first_step] = SimFlight(keys)
+        steps = token.stop_step - token.first_step
+        fitting = self.world.rng.randint(1, steps) if self.world.rng.random() < 0.2 else steps
+        asked = tuple(tuple(np.diff(self.partition.group(part).starts).tolist()) for part in keys.values())
+        return Fit(self.rank, fitting, asked, (CAPACITY,) * len(keys))
+
+    async def pull(self, token: Token) -> None:
+        flight, peers = self.flights[token.first_step], self.joined
+        pulled = await asyncio.gather(
+            *(
+                peers.pull(token.batch, table, keys, peers.group(keys), flight.rows[table])
+                for table, keys in flight.keys.items()
+            )
+        )
+        flight.pulled = dict(zip(flight.keys, pulled, strict=True))
+
+    async def load(self, token: Token) -> None:
+        await asyncio.sleep(self.world.delay() / 4)
+        self._check()
+
+    async def train(self, token: Token) -> None:
+        flight, peers, world = self.flights[token.first_step], self.joined, self.world
+        for table, pulled in flight.pulled.items():
+            async for _ in peers.late_rows(pulled, flight.rows[table]):
                 pass
-        await turns["train"].enter(peers, "train", batch)
-        before = state.tables.pop(batch - 1, None)
-        for table, (_, rows) in tables.items():
-            for position_ in pulled[table].copied.tolist():
-                assert before is not None
-                key = int(pulled[table].keys[position_])
-                rows[position_] = before[table][1][before[table][0][key]]
-            world.check_rows(start, int(table), pulled[table].keys, rows, f"{self.name} pulls batch {batch}")
-            world.late += sum(pulled[table].late)
-            world.copied += len(pulled[table].copied)
-        state.tables[batch] = tables
-        turns["load"].leave()
-
-        exchange = await peers.exchange(batch, pulled)
-        for step in range(start, stop):
-            await self.train_step(peers, state, exchange, batch, step, slices[step], tables)
+            for position in pulled.copied.tolist():
+                assert self.previous is not None
+                place = self.previous.places[table][int(pulled.keys[position])]
+                flight.rows[table][position] = self.previous.rows[table][place]
+            where = f"{self.worker.name} trains batch {token.batch}"
+            world.check_rows(token.first_step, int(table), pulled.keys, flight.rows[table], where)
+            world.late += sum(pulled.late)
+            world.copied += len(pulled.copied)
+        exchange = await peers.exchange(token.batch, flight.pulled)
+        for step in range(token.first_step, token.stop_step):
+            await self._step(flight, exchange, token.batch, step)
             if world.rng.random() < 0.3:
                 await asyncio.sleep(world.delay())
-        last = stop == data.steps
-        due = last or (batch + 1) % world.schedule.snapshot_every == 0
-        snapshot = f"{epoch:06d}-{batch:08d}" if due else ""
-        if due:
-            state.arrays[snapshot] = {"dense": np.array([state.dense], np.uint32)}
-        turns["train"].leave()
+        self._check()
+        self.previous, self.step = flight, token.stop_step
+        if token.snapshot:
+            self._capture(token.snapshot)
 
-        await turns["push"].enter(peers, "push", batch)
-        await asyncio.gather(*(peers.push(pulled[table], rows, snapshot) for table, (_, rows) in tables.items()))
-        peers.end_batch(batch)
-        turns["push"].leave()
-        if session.error is not None:
-            raise session.error
-        return Done(Draft(batch, position, world.schedule.partitions), due)
-
-    async def train_step(
-        self, peers: Peers, state: EpochState, exchange: Any, batch: int, step: int, examples: range, tables: Any
-    ) -> None:
-        data, touched, all_sums = self.world.data, {}, 0
-        for table, (places, rows) in tables.items():
-            bits = rows.view(np.uint32)
+    async def _step(self, flight: SimFlight, exchange: Exchange, batch: int, step: int) -> None:
+        data, peers, touched, all_sums, examples = self.world.data, self.joined, {}, 0, self._slice(step)
+        for table, places in flight.places.items():
+            bits = flight.rows[table].view(np.uint32)
             sums: dict[int, int] = {}
             for example in examples:
                 for key in data.keys[example][int(table)]:
@@ -258,27 +240,66 @@ class SimNode(Process):
             peers.sum_dense(batch, step, np.array([all_sums, len(examples)], np.int64)),
         )
         assert dense[1] == data.step_examples
-        state.dense = (state.dense * 3 + int(dense[0])) & reference.MASK
-        for table, (_, rows) in tables.items():
+        self.dense = (self.dense * 3 + int(dense[0])) & reference.MASK
+        for table, rows in flight.rows.items():
             bits = rows.view(np.uint32)
             for some in summed[table]:
                 for row, total in zip(some.rows.tolist(), some.sums[:, 0].tolist(), strict=True):
                     bits[row] = reference.updated((int(bits[row, 0]), int(bits[row, 1])), total)
 
-    # ----------------------------------------------------------------- snapshots
+    async def push(self, token: Token) -> BatchReport:
+        flight, peers = self.flights[token.first_step], self.joined
+        await asyncio.gather(
+            *(peers.push(flight.pulled[table], rows, token.snapshot) for table, rows in flight.rows.items())
+        )
+        peers.end_batch(token.batch)
+        del self.flights[token.first_step]
+        if token.snapshot:
+            await peers.prepared(token.snapshot, token.batch)
+        examples = sum(len(self._slice(step)) for step in range(token.first_step, token.stop_step))
+        times = (StageTime("push", 0.0, 1.0),)
+        counts, levels = {"distinct_keys": 1.0}, {"row_capacity": float(CAPACITY)}
+        return BatchReport(token, self.rank, examples, times, counts, {}, levels)
 
-    async def prepared(self, epoch: int, snapshot: str, batch: int) -> None:
-        await self.in_epoch(epoch).prepared(snapshot, batch)
+    def _slice(self, step: int) -> range:
+        return self.world.data.slice(step, self.rank, self.nodes)
 
-    async def write_arrays(self, epoch: int, snapshot: str) -> dict[str, FileSum]:
-        self.in_epoch(epoch)
-        return self.directory().write_arrays(snapshot, self.state.arrays.pop(snapshot))
+    # ------------------------------------------------------------- snapshots, and evaluation
 
-    async def confirm(self, epoch: int, live: tuple[str, ...]) -> None:
-        self.in_epoch(epoch)
+    def _capture(self, name: str) -> None:
+        self._captured[name] = {"dense": np.array([self.dense], np.uint32)}
 
-        def tell() -> None:
-            for store in self.stores_by_table.values():
-                store.follow(live)
+    async def prepare(self, name: str, batch: int) -> dict[str, Any]:
+        self._capture(name)
+        for rows in self.rows.values():
+            await self.work(lambda rows=rows: rows.flush(batch, name))
+        return {}
 
-        await self.work(tell)
+    async def publish(self, name: str, batch: int, position: int, receipts: dict[str, Any]) -> tuple[str, ...]:
+        self._check()
+        draft = Draft(batch, position, self.world.schedule.partitions)
+        self.epoch.publish(draft, self._captured.pop(name), receipts)
+        self.world.published(name)
+        self.epoch.keep(self._job.train.keep_snapshots)
+        return self.directory.state().live
+
+    async def confirm(self, live: tuple[str, ...]) -> None:
+        for store in self.stores.values():
+            await self.work(lambda store=store: store.follow(live))
+
+    async def evaluate(self, batch: int) -> dict[str, float]:
+        """Look up keys that every node knows of, and some that nobody does; they are as after the batch."""
+        position = self.world.rng.choice(self.world.data.keys)
+        for table in range(self.world.schedule.tables):
+            keys = np.unique(np.array([*position[table], 12345], np.uint64))
+            rows = np.empty((len(keys), LAYOUT.width), np.float32)
+            await self.joined.lookup(batch, table, str(table), keys, self.partition.group(keys), rows)
+            self.world.check_rows(self.step, table, keys, rows, f"an evaluation after batch {batch}")
+            self.world.evaluated += 1
+        return {"log_loss": 0.0}
+
+
+def _hear_gone(worker: SimWorker, place: tuple[str, int], rank: int) -> None:
+    node = worker.node
+    if worker.alive and node is not None and node.peers is not None and (node.run, node.epoch.number) == place:
+        node.peers.session.fail(PeerError(f"node {rank} is gone: its connection was lost"))

@@ -179,7 +179,7 @@ class RealShelf:
         self, process: Any, path: str, placement: Placement, owned: range, snapshot: str | None, live: tuple[str, ...]
     ) -> RealStore:
         rows = open_rows(
-            *(process.files, path, self._layout),
+            *(path, self._layout),
             placement=placement,
             owned=owned,
             snapshot=snapshot,

@@ -1,8 +1,9 @@
 """A whole cluster in one thread: nodes, driver, network and disk, with a seed for everything that may go wrong.
 
-The real code runs: `daskps.cluster` (driver, commit, owner, requester, exchange) and `daskps.mem`. Simulated are time,
-the network (messages delayed and reordered, processes lost), the disk (unsynced writes lost), row stores, and training,
-which is an integer function. Everything is compared with plain dictionaries, at every pull, at every opening of a
+The real code runs: the driver (`daskps.flow.driver`, with what it uses), what a worker does when a driver comes,
+`daskps.cluster` (commit, owner, requester, exchange) and `daskps.mem`. Simulated are time, the network (messages
+delayed and reordered, processes lost), the disk (unsynced writes lost), row stores, Dask, and the stages' work:
+training is an integer function. Everything is compared with plain dictionaries, at every pull, at every opening of a
 snapshot, and at the end. `python -m tests.cluster.simulator FIRST COUNT` runs schedules from the command line.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +23,23 @@ from typing import Any
 import numpy as np
 
 from daskps.cluster.commit import ModelDirectory, Snapshot
-from daskps.cluster.driver import Plan, drive
 from daskps.cluster.files import LocalFiles
 from daskps.cluster.log import Log
 from daskps.cluster.message import Message
-from daskps.errors import DaskpsError, LockedError, PeerError, StaleError
+from daskps.config import Job, make_job
+from daskps.errors import DaskpsError, LockedError, PeerError, StaleError, TrainingError
+from daskps.flow.driver import drive
+from daskps.flow.progress import Outcome, Progress
 from daskps.ssd.placement import Placement
 from tests.cluster import reference
 from tests.cluster.disk import CrashError, SimulatedDisk
 from tests.cluster.process import Process
 from tests.cluster.reference import Data, States
 from tests.cluster.simloop import SimLoop
-from tests.cluster.simulated_crew import SimCrew
-from tests.cluster.simulated_node import LAYOUT, SimNode
+from tests.cluster.simulated_cluster import SimCluster
+from tests.cluster.simulated_node import LAYOUT
 from tests.cluster.simulated_store import RealShelf, SimulatedShelf
+from tests.cluster.simulated_worker import SimWorker
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class Schedule:
     mean_delay: float
     faults: int
     check_replicas: bool
+    passes: int
+    validate_every: int
+    validation_rows: int
 
 
 class World:
@@ -70,6 +79,9 @@ class World:
             mean_delay=rng.choice([0.01, 0.2, 1.0]),
             faults=rng.choice([0, 1, 1, 2, 3]),
             check_replicas=rng.random() < 0.5,
+            passes=rng.choice([1, 1, 2]),
+            validate_every=rng.choice([0, 0, 1, 2]),
+            validation_rows=rng.choice([0, 1]),
         )
         self.data = Data.make(
             *(rng, self.schedule.tables), steps=rng.randint(3, 8), step_examples=rng.randint(1, 6), universe=12
@@ -79,13 +91,16 @@ class World:
         self.root = "model" if folder is None else f"{folder}/model"
         self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()
         self.shelf: Any = SimulatedShelf(LAYOUT) if folder is None else RealShelf(LAYOUT)
-        self.nodes: list[SimNode] = []  # all workers that live, in use or not
+        self.by_name: dict[str, SimWorker] = {}
         self.processes: list[Process] = []
-        self.tokens = 0
-        self.restarts = -1  # epochs begun but for the first
-        self.stale = self.late = self.copied = self.most_nodes = 0  # what happened, for statistics
+        self.tokens = self.tasks = 0
+        self.running: set[asyncio.Task[Any]] = set()  # what the scheduler is at
+        self.stale = self.late = self.copied = self.most_nodes = self.restarts = 0  # what happened, for statistics
+        self.evaluated = self.stopped = 0
         self.least = -1  # the newest snapshot whose publishing was told to anybody, as a position
         self.events: list[str] = []
+        self.failure: BaseException | None = None
+        self.over = False
 
     # ------------------------------------------------------------------- services
 
@@ -93,7 +108,7 @@ class World:
         """Mostly short, sometimes long enough to be overtaken by everything."""
         return self.rng.expovariate(1 / self.schedule.mean_delay) * (20 if self.rng.random() < 0.05 else 1)
 
-    def carry(self, sender: SimNode, receiver: SimNode, message: Message) -> None:
+    def carry(self, sender: SimWorker, receiver: SimWorker, message: Message) -> None:
         def arrive() -> None:
             if receiver.alive:
                 receiver.deliver(sender, message)
@@ -119,17 +134,39 @@ class World:
         if isinstance(self.disk, SimulatedDisk):  # a real disk keeps its power
             self.disk.power_cut()
 
-    def muster(self) -> list[SimNode]:
-        """Workers for an epoch: new ones for the lost, and now and then another number of them."""
-        self.nodes = [node for node in self.nodes if node.alive]
-        if self.restarts < 0 or self.rng.random() < 0.3:
-            self.wanted_nodes = self.rng.randint(1, 5)
-        while len(self.nodes) < self.wanted_nodes:
+    def later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, call, *args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something that no process can end."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self.running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = self.failure or task.exception()
+
+    def listed(self) -> list[SimWorker]:
+        """Workers that the scheduler knows of; a dead one is known for a while."""
+        now = asyncio.get_running_loop().time()
+        return [worker for worker in self.by_name.values() if worker.alive or now < (worker.gone_at or 0)]
+
+    def living(self) -> list[SimWorker]:
+        return [worker for worker in self.by_name.values() if worker.alive]
+
+    def start_workers(self, count: int) -> None:
+        """New workers for those that are lost, as nannies would."""
+        while len(self.living()) < count:
             self.tokens += 1
-            self.nodes.append(SimNode(self, f"worker-{self.tokens}"))
-        self.most_nodes = max(self.most_nodes, self.wanted_nodes)
-        self.restarts += 1
-        return self.rng.sample(self.nodes, self.wanted_nodes)
+            worker = SimWorker(self, f"worker-{self.rng.randrange(1000):03d}-{self.tokens}")
+            self.by_name = dict(sorted([*self.by_name.items(), (worker.name, worker)]))
+
+    async def nannies(self) -> None:
+        while True:
+            await asyncio.sleep(5 * self.delay())
+            self.start_workers(self.wanted_nodes)
 
     def initial(self, table: int, keys: np.ndarray, out: np.ndarray) -> None:
         for place, key in enumerate(keys.tolist()):
@@ -155,7 +192,7 @@ class World:
         assert position >= self.least, f"snapshot at {self.least} was published, but {position} is opened"
         self.least = position
 
-    def check_end(self, snapshot: Snapshot | None) -> None:
+    def check_end(self, snapshot: str | None) -> None:
         """The model on disk, read as a stranger would: nothing left over, and whole after a power cut."""
         stranger = Process(self, "stranger")
         if not any(event.startswith("zombie") for event in self.events):
@@ -164,8 +201,7 @@ class World:
         directory = self.directory(stranger)
         found = directory.snapshot()
         assert found is not None
-        assert snapshot is not None
-        assert found.id == snapshot.id
+        assert found.id == snapshot
         assert found.draft.position == self.data.steps * self.data.step_examples
         assert int(directory.load(found)["dense"][0]) == self.states.dense[-1]
         live = directory.state().live
@@ -187,67 +223,127 @@ class World:
 
     async def main(self) -> None:
         """Drivers, one after the other, until the model is trained; faults in between."""
+        self.wanted_nodes = 1
+        nannies = asyncio.get_running_loop().create_task(self.nannies())
         try:
             await self.train()
         finally:
+            nannies.cancel()
             for process in self.processes:
                 process.kill()
+            for task in self.running:
+                task.cancel()
 
     async def train(self) -> None:
-        loop = asyncio.get_running_loop()
         faults = self.schedule.faults
-        snapshot = None
         for attempt in range(40):
             driver = Process(self, f"driver-{attempt}")
-            plan = Plan(self.schedule.depth, keep_snapshots=self.rng.randint(1, 2), restarts=3)
-            task = driver.spawn(drive(self.directory(driver), SimCrew(self, driver), "run", plan))
+            task = driver.spawn(self.drive(driver))
             if faults > 0:
                 faults -= 1
-                self.plan_fault(loop, driver)
-            with contextlib.suppress(PeerError, LockedError, StaleError, CrashError, asyncio.CancelledError):
-                snapshot = await task
-                self.check_end(snapshot)
+                self.plan_fault(driver)
+            outcome: Outcome | None = None
+            with contextlib.suppress(PeerError, LockedError, StaleError, CrashError, asyncio.CancelledError, TakenOver):
+                outcome = await task
+            if outcome is not None and outcome.progress.position == self.data.steps * self.data.step_examples:
+                self.over = True
+                await asyncio.sleep(60 + 100 * self.schedule.mean_delay)  # until slow nodes have closed, too
+                self.check_end(outcome.snapshot)
                 return
+            self.stopped += outcome is not None
             driver.kill()
             await asyncio.sleep(self.delay())
         raise AssertionError("no driver came to an end")
 
-    def plan_fault(self, loop: asyncio.AbstractEventLoop, driver: Process) -> None:
+    async def drive(self, driver: Process, restarts: int = 3) -> Outcome:
+        """What `daskps.train` does, on the workers that are there: now and then another number of them."""
+        self.wanted_nodes = self.rng.randint(1, 5)
+        self.start_workers(self.wanted_nodes)
+        self.most_nodes = max(self.most_nodes, self.wanted_nodes)
+        stop_at = self.rng.randrange(1, 12) if self.rng.random() < 0.2 else 1_000_000
+        batches = 0
+
+        def count(progress: Progress) -> None:
+            nonlocal batches
+            batches += 1
+
+        try:
+            outcome = await drive(
+                SimCluster(self, driver),
+                self.job(restarts),
+                driver.name,
+                on_progress=count,
+                should_stop=lambda: batches >= stop_at,
+            )
+        except TrainingError as error:
+            if "was taken over" in str(error):
+                raise TakenOver from None
+            raise
+        self.restarts += outcome.progress.restarts
+        return outcome
+
+    def job(self, restarts: int) -> Job:
+        schedule, data = self.schedule, self.data
+        return make_job(
+            {
+                "out": self.root,
+                "data": {"format": "synthetic"},
+                "train": {
+                    "minibatch_examples": data.step_examples,
+                    "batch_examples": data.step_examples * schedule.batch_steps,
+                    "epochs": schedule.passes,
+                    "depth": schedule.depth,
+                    "snapshot_every_batches": schedule.snapshot_every,
+                    "keep_snapshots": self.rng.randint(1, 2),
+                    "validate_every_batches": schedule.validate_every,
+                },
+                "cluster": {
+                    "nodes": self.wanted_nodes,
+                    "partitions": schedule.partitions,
+                    "wait_seconds": self.wait_seconds,
+                    "restarts": restarts,
+                },
+            }
+        )
+
+    def plan_fault(self, driver: Process) -> None:
         """Choose what goes wrong, and when."""
         when = self.rng.random() * 60 * self.schedule.mean_delay
-        kind = self.rng.choice(["worker", "worker disk", "driver", "driver disk", "power", "zombie"])
+        kind = self.rng.choice(["worker", "worker disk", "driver", "power", "zombie"])
         self.events.append(f"{kind} at {when:.2f}")
         changes = int(self.rng.random() ** 2 * 120)
 
         def strike() -> None:
-            if kind in ("worker", "worker disk") and self.nodes:
-                victim = self.rng.choice(self.nodes)
+            if self.over:
+                return
+            if kind in ("worker", "worker disk") and self.living():
+                victim = self.rng.choice(self.living())
                 victim.kill() if kind == "worker" else setattr(victim, "dies_after", changes)
             elif kind == "driver":
                 driver.kill()
             elif kind == "power":
-                for process in (*self.nodes, driver):
+                for process in (*self.living(), driver):
                     process.kill()
                 self.power_cut()
             elif kind == "zombie":  # a second driver takes over while the first one lives
-                other = Process(self, "usurper")
-                self.ignore(other.spawn(drive(self.directory(other), SimCrew(self, other), "run", Plan(2, restarts=0))))
+                other = Process(self, f"usurper-{len(self.processes)}")
+                self.ignore(other.spawn(self.drive(other, restarts=0)))
 
-        if kind == "driver disk":
-            driver.dies_after = changes
-        else:
-            loop.call_later(when, strike)
+        self.later(when, strike)
 
     def ignore(self, task: asyncio.Task[Any]) -> None:
         """A usurper may fail like any driver; only wrong results count."""
 
         def look(done: asyncio.Task[Any]) -> None:
             error = None if done.cancelled() else done.exception()
-            if error is not None and not isinstance(error, PeerError | StaleError | CrashError | DaskpsError):
+            if error is not None and not isinstance(error, CrashError | DaskpsError | TakenOver):
                 self.failure = error
 
-        self.failure: BaseException | None = None
         task.add_done_callback(look)
+
+
+class TakenOver(Exception):  # noqa: N818
+    """A driver found that another run has the model now."""
 
 
 def run(seed: int, trace: Callable[..., None] = lambda *event: None, folder: Path | None = None) -> World:
@@ -261,14 +357,20 @@ def run(seed: int, trace: Callable[..., None] = lambda *event: None, folder: Pat
     except BaseException as error:
         error.add_note(f"seed {seed}: {world.schedule}, {world.events}")
         raise
-    failure = getattr(world, "failure", None)
-    if failure is not None:
-        raise failure
+    if world.failure is not None:
+        world.failure.add_note(f"seed {seed}: {world.schedule}, {world.events}")
+        raise world.failure
     return world
 
 
 if __name__ == "__main__":
+    logging.getLogger("daskps").setLevel(logging.ERROR)
     first, count = int(sys.argv[1]), int(sys.argv[2])
+    failed = []
     for number in range(first, first + count):
-        run(number)
-    print(f"{count} schedules from seed {first} on: all as the dictionaries say")
+        try:
+            run(number)
+        except Exception:
+            traceback.print_exc()
+            failed.append(number)
+    print(f"{count} schedules from seed {first} on, not as the dictionaries say: {failed or 'none'}")

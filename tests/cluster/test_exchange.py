@@ -31,11 +31,14 @@ def test_dense_sums_are_the_sum_on_every_node(nodes: int, seed: int) -> None:
 @given(**nodes_and_seed)
 def test_dense_means_are_the_same_bits_on_every_node(nodes: int, seed: int) -> None:
     parts = np.random.default_rng(seed).normal(size=(nodes, 7)).astype(np.float32)
-    results = on_all(Joined(nodes, seed), lambda session: mean_dense(session, 0, 0, parts[session.rank]))
-    for result in results:
-        np.testing.assert_array_equal(result, results[0])
-        assert result.dtype == np.float32
-    np.testing.assert_allclose(results[0], parts.mean(axis=0), rtol=1e-5, atol=1e-6)
+    results = on_all(
+        Joined(nodes, seed), lambda session: mean_dense(session, 0, 0, parts[session.rank], 7 * session.rank)
+    )
+    for mean, count in results:
+        np.testing.assert_array_equal(mean, results[0][0])
+        assert mean.dtype == np.float32
+        assert count == 7 * (nodes - 1)
+    np.testing.assert_allclose(results[0][0], parts.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_dense_sums_of_unequal_shape_are_refused() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -20,6 +22,8 @@ from daskps.flow.train import train
 from daskps.ssd import Partitions
 
 Settings = dict[str, Any]
+Trained = Callable[..., tuple[Outcome, Path]]
+Alone = Callable[..., tuple[Outcome, str]]
 
 SMALL: Settings = {
     "data": {
@@ -31,6 +35,10 @@ SMALL: Settings = {
     "train": {"minibatch_examples": 500, "batch_examples": 1_000, "block_examples": 64},
     "cluster": {"partitions": 3},
 }
+
+FEW: Settings = {"data": {"synthetic": {"examples": 4_000}}, "cluster": {"partitions": 8, "cores": 1}}
+WORKERS = 4
+CHECKED: Settings = {"cluster": {"check_replicas": True, "wait_seconds": 60.0}}
 
 
 def merged(*layers: Settings) -> Settings:
@@ -101,5 +109,65 @@ def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Pat
         path = out or tmp_path / f"model{next(runs)}"
         job = make_job(merged(SMALL, *changes, {"out": str(path)}))
         return train(job, client=cluster, **options), path
+
+    return run
+
+
+@contextlib.contextmanager
+def worker_processes(count: int, **options: Any) -> Iterator[Client]:
+    """A cluster of so many worker processes, each with a nanny that starts it again."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"}),  # as in daskps.flow.embedded
+        LocalCluster(
+            n_workers=count,
+            processes=True,
+            threads_per_worker=THREADS,
+            memory_limit=0,
+            dashboard_address=None,
+            worker_dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": ":0"},
+            **options,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[Client]:
+    """Four worker processes; one cluster for all tests, as it takes seconds to make."""
+    with worker_processes(WORKERS) as client:
+        yield client
+
+
+@pytest.fixture
+def on_nodes(tmp_path: Path, workers: Client) -> Trained:
+    """Train SMALL with changes on so many nodes."""
+    runs = iter(range(1_000))
+
+    def run(nodes: int, *changes: Settings, out: Path | None = None, **options: Any) -> tuple[Outcome, Path]:
+        workers.wait_for_workers(WORKERS)  # an earlier test may have lost one
+        path = out or tmp_path / f"nodes{next(runs)}"
+        job = make_job(merged(SMALL, FEW, CHECKED, *changes, {"out": str(path), "cluster": {"nodes": nodes}}))
+        return train(job, client=workers, **options), path
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def known() -> dict[str, tuple[Outcome, str]]:
+    """Of one node, by changes; made by whichever test comes first."""
+    return {}
+
+
+@pytest.fixture
+def alone(trained: Trained, known: dict[str, tuple[Outcome, str]]) -> Alone:
+    """Outcome and bits of one node in this process."""
+
+    def run(*changes: Settings) -> tuple[Outcome, str]:
+        if repr(changes) not in known:
+            outcome, path = trained(FEW, *changes)
+            known[repr(changes)] = outcome, model_bits(path)
+        return known[repr(changes)]
 
     return run

@@ -1,6 +1,5 @@
 """A job reads what people keep: files of every format, a Dask DataFrame, and the rows of an earlier model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,7 @@ import pytest
 from daskps.config import make_job
 from daskps.errors import ConfigError
 from daskps.flow import inputs
-from daskps.flow.progress import Outcome
-from tests.flow.conftest import merged, model_bits, model_rows
-
-Trained = Callable[..., tuple[Outcome, Path]]
+from tests.flow.conftest import Trained, merged, model_bits, model_rows
 
 ROWS = 1_500
 SLOTS = [{"name": "user"}, {"name": "ad", "table": "ads"}, {"name": "price", "kind": "dense"}]

@@ -1,77 +1,12 @@
-"""Several nodes, one Dask worker process each: the same bits as one node, and a run that outlives its workers."""
+"""Several nodes, one Dask worker process each: the same bits as one node."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
 
-from daskps.cluster.plugin import THREADS
-from daskps.config import make_job
 from daskps.errors import NonFiniteError
-from daskps.flow.progress import Outcome, Progress
-from daskps.flow.train import train
-from tests.flow.conftest import SMALL, Settings, merged, model_bits
+from tests.flow.conftest import Alone, Settings, Trained, model_bits
 from tests.flow.test_snapshots import stopper
-
-Trained = Callable[..., tuple[Outcome, Path]]
-Alone = Callable[..., tuple[Outcome, str]]
-
-FEW: Settings = {"data": {"synthetic": {"examples": 4_000}}, "cluster": {"partitions": 8, "cores": 1}}
-CHECKED: Settings = {"cluster": {"check_replicas": True, "wait_seconds": 60.0}}
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Client]:
-    """Three worker processes, each with a nanny that starts it again."""
-    with (
-        LocalCluster(
-            n_workers=3,
-            processes=True,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def on_nodes(tmp_path: Path, workers: Client) -> Trained:
-    """Train SMALL with changes on so many nodes."""
-    runs = iter(range(1_000))
-
-    def run(nodes: int, *changes: Settings, out: Path | None = None, **options: Any) -> tuple[Outcome, Path]:
-        path = out or tmp_path / f"nodes{next(runs)}"
-        job = make_job(merged(SMALL, FEW, CHECKED, *changes, {"out": str(path), "cluster": {"nodes": nodes}}))
-        return train(job, client=workers, **options), path
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[str, tuple[Outcome, str]]:
-    """Of one node, by changes; made by whichever test comes first."""
-    return {}
-
-
-@pytest.fixture
-def alone(trained: Trained, known: dict[str, tuple[Outcome, str]]) -> Callable[..., tuple[Outcome, str]]:
-    """Outcome and bits of one node in this process."""
-
-    def run(*changes: Settings) -> tuple[Outcome, str]:
-        if repr(changes) not in known:
-            outcome, path = trained(FEW, *changes)
-            known[repr(changes)] = outcome, model_bits(path)
-        return known[repr(changes)]
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -82,6 +17,7 @@ def alone(trained: Trained, known: dict[str, tuple[Outcome, str]]) -> Callable[.
         (2, {"cluster": {"devices": 2}, "train": {"depth": 3, "batch_examples": 500}}),
         (3, {"train": {"snapshot_every_batches": 2, "depth": 4, "batch_examples": 500}}),
         (3, {"train": {"batch_examples": 4_000}, "budget": {"hbm_bytes": 400_000}}),
+        (4, {}),
     ],
     ids=repr,
 )
@@ -128,22 +64,3 @@ def test_the_cause_is_raised_not_its_echo(on_nodes: Trained) -> None:
     wild: Settings = {"tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 1e30}}}}
     with pytest.raises(NonFiniteError):
         on_nodes(2, wild)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_costs_only_the_way_back_to_the_last_snapshot(
-    victim: int, on_nodes: Trained, alone: Alone, workers: Client
-) -> None:
-    every_batch: Settings = {"train": {"snapshot_every_batches": 2, "batch_examples": 500}}
-    processes = workers.run(os.getpid)
-    killed: list[int] = []
-
-    def kill_once(progress: Progress) -> None:
-        if progress.batch == 2 and not killed:
-            killed.append(processes[sorted(processes)[victim]])
-            os.kill(killed[0], signal.SIGKILL)
-
-    outcome, path = on_nodes(2, every_batch, on_progress=kill_once)
-    assert killed
-    assert outcome.progress.restarts == 1
-    assert model_bits(path) == alone()[1]

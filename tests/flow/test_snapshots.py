@@ -1,6 +1,5 @@
 """A run that stops goes on from its last snapshot, and ends with the bits of a run that was left alone."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,8 @@ import pytest
 
 from daskps.cluster.commit import ModelDirectory
 from daskps.errors import ConfigError, DaskpsError
-from daskps.flow.progress import Outcome, Progress
-from tests.flow.conftest import model_bits
-
-Trained = Callable[..., tuple[Outcome, Path]]
+from daskps.flow.progress import Progress
+from tests.flow.conftest import Trained, model_bits
 
 
 def stopper(batches: int) -> dict[str, Any]:

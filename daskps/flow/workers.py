@@ -1,0 +1,98 @@
+"""Dask's workers as a driver sees them: tasks pinned to one worker and one stage's executor.
+
+In: a Dask client. Out: what `daskps.flow.tasks.Cluster` says. Everything blocks the calling thread, so a coroutine that
+waits for nothing else is never suspended, and `run_blocking` runs it to its end without an event loop: `train` may be
+called where one is running already, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+from dask.base import annotate
+from distributed import Client, Future
+
+from daskps.cluster.plugin import STAGES, NannyMemoryPlugin, NodePlugin
+from daskps.errors import PeerError
+from daskps.flow.stages import run_control, run_stage
+from daskps.flow.tasks import Task
+
+T = TypeVar("T")
+CONTROL = "control"
+
+
+class Workers:
+    """The workers behind a client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._count = 0
+        self._ended = threading.Event()
+        self._heard: dict[str, tuple[float, float]] = {}  # of each worker: its last heartbeat, and when we saw it first
+
+    def prepare(self) -> None:
+        """Register the plugins; workers that come later get them, too."""
+        try:
+            self._client.register_plugin(NodePlugin())
+            self._client.register_plugin(NannyMemoryPlugin())
+        except OSError as error:
+            raise PeerError(f"a worker was lost while the run began: {error!r}") from None
+
+    def present(self) -> dict[str, float]:
+        """Seconds without a heartbeat of every worker; counted here, as clocks of machines differ."""
+        found, now = self._client.scheduler_info(n_workers=-1)["workers"], time.monotonic()
+        self._heard = {
+            worker: known
+            if (known := self._heard.get(worker)) and known[0] == about["last_seen"]
+            else (about["last_seen"], now)
+            for worker, about in sorted(found.items())
+        }
+        return {worker: now - since for worker, (_, since) in self._heard.items()}
+
+    def submit(self, worker: str, stage: str, run: str, *values: Any) -> Task:
+        """A task of this one worker: `run_stage` for a stage of a batch, `run_control` for everything else."""
+        self._count += 1
+        staged = stage in STAGES and stage != CONTROL
+        executor = f"daskps-{stage if staged else CONTROL}"
+        key = (executor, run, time.time_ns(), self._count)  # Dask groups tasks by the first part
+        values = (stage, *values) if staged else (stage, run, *values)
+        with annotate(executor=executor):
+            future: Future[Any] = self._client.submit(
+                run_stage if staged else run_control, *values, key=key, pure=False, workers=[worker], retries=0
+            )
+        return cast(Task, future)
+
+    def watch(self, task: Task) -> None:
+        """Let `pause` end when this task ends."""
+        cast("Future[Any]", task).add_done_callback(lambda _: self._ended.set())
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait until a watched task ends, or has since the last pause."""
+        ended = self._ended.wait(seconds)
+        self._ended.clear()  # who is told later sets it again; who was told before is seen by the caller
+        return ended
+
+    async def fetch(self, task: Task, seconds: float) -> Any:
+        """What an ended task gave or raised."""
+        return cast("Future[Any]", task).result(timeout=seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def time(self) -> float:
+        """The machine's clock."""
+        return time.monotonic()
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits by blocking only."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+    coroutine.close()
+    raise AssertionError("the coroutine waits for an event loop")

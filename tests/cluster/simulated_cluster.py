@@ -1,0 +1,121 @@
+"""The simulated workers as a driver sees them: `daskps.flow.tasks.Cluster` on the simulated clock.
+
+A task is on its way for a while, waits for the tasks before it and for its turn on the worker, and its end is heard of
+later. Like Dask, a task whose worker is gone waits for ever; one whose driver is gone is forgotten if it has not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.cluster.disk import CrashError
+from tests.cluster.process import Process
+
+if TYPE_CHECKING:
+    from tests.cluster.simulated_worker import SimWorker
+    from tests.cluster.simulator import World
+
+
+class SimTask:
+    """Work that was asked for."""
+
+    def __init__(self, key: int, worker: SimWorker) -> None:
+        self.key, self.worker = key, worker
+        self.status = "pending"
+        self.value: Any = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(self) -> bool:
+        return self.ended.done()
+
+    def exception(self) -> BaseException | None:
+        return self.value if self.status == "error" else None
+
+    def end(self, status: str, value: Any) -> None:
+        self.status, self.value = status, value
+        self.ended.set_result(None)
+
+
+class SimCluster:
+    """What one driver, a process of its own, has of the cluster."""
+
+    def __init__(self, world: World, driver: Process) -> None:
+        self._world, self._driver = world, driver
+        self._ended = asyncio.Event()
+
+    def present(self) -> dict[str, float]:
+        self._breathe()
+        return {worker.name: 0.0 for worker in self._world.listed()}
+
+    def prepare(self) -> None:
+        self._breathe()
+
+    def submit(self, worker: str, stage: str, run: str, *values: Any) -> SimTask:
+        self._breathe()
+        self._world.tasks += 1
+        task = SimTask(self._world.tasks, self._world.by_name[worker])
+        before = [value for value in values if isinstance(value, SimTask)]
+        plain = [value for value in values if not isinstance(value, SimTask)]
+        self._world.spawn(self._run(task, before, stage, run, plain))
+        return task
+
+    async def _run(self, task: SimTask, before: list[SimTask], stage: str, run: str, values: list[Any]) -> None:
+        for earlier in before:
+            await earlier.ended
+            if earlier.status == "error":
+                task.end("error", earlier.value)
+                return
+        await asyncio.sleep(self._world.delay())
+        worker = task.worker
+        if not (worker.alive and self._driver.alive):
+            return
+        work = worker.spawn(worker.run(stage, run, values))
+        await asyncio.wait({work, worker.lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() or work.cancelled():
+            return  # the worker died
+        error = work.exception()
+        await asyncio.sleep(self._world.delay())
+        if isinstance(error, CrashError):
+            return
+        if error is None:
+            task.end("finished", work.result())
+        else:
+            task.end("error", error)
+
+    def watch(self, task: Any) -> None:
+        task.ended.add_done_callback(lambda _: self._ended.set())
+
+    async def pause(self, seconds: float) -> bool:
+        self._breathe()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._breathe()
+            self._ended.clear()
+        return True
+
+    async def fetch(self, task: Any, seconds: float) -> Any:
+        await self.sleep(self._world.delay())
+        if task.status == "error":
+            raise task.value
+        if not task.worker.alive:  # small results stay where they were made
+            await self.sleep(seconds)
+            raise TimeoutError
+        return task.value
+
+    async def sleep(self, seconds: float) -> None:
+        self._breathe()
+        await asyncio.sleep(seconds)
+        self._breathe()
+
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _breathe(self) -> None:
+        """A driver that was killed does nothing any more."""
+        if not self._driver.alive:
+            raise CrashError
