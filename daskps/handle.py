@@ -25,6 +25,7 @@ from daskps.flow.frames import frame_batch
 from daskps.flow.parts import build_network, row_filler, table_specs
 from daskps.flow.predict import Predictor
 from daskps.model import engine
+from daskps.model.group_metrics import GroupMetrics, GroupValues
 from daskps.model.metrics import Metrics
 from daskps.ssd import Partitions
 from daskps.types import Batch, Bools, Floats, Keys, RowLayout
@@ -173,16 +174,34 @@ class Model:
         self, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None
     ) -> dict[str, float]:
         """Metrics on files, on batches, or by default on the job's validation data."""
+        metrics = Metrics()
+        for part, logits in self._scored(data, format):
+            metrics.update(part.labels, logits, part.example_weights)
+        return metrics.summary()
+
+    def evaluate_by(
+        self, slot: str, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None
+    ) -> GroupValues:
+        """Metrics for each value of a slot, and the AUC within values (GAUC); of a fair sample where there are many."""
+        if slot not in self._features.slots:
+            raise ArgumentError(f"the model has no slot {slot!r}; {nearest(slot, self._features.slots)}")
+        metrics = GroupMetrics(self._features.slots.index(slot))
+        for part, logits in self._scored(data, format):
+            metrics.update(part, logits)
+        return metrics.values()
+
+    def _scored(
+        self, data: str | Sequence[str] | Iterable[Batch] | None, format: str | None
+    ) -> Iterator[tuple[Batch, Floats]]:
+        """Examples and their logits, piece by piece."""
         if data is None:
             batches: Iterable[Batch] = self.validation()
         else:
             batches = self.read(data, format) if _paths(data) else data  # type: ignore[arg-type, assignment]
-        metrics = Metrics()
         for batch in batches:
             for start in range(0, batch.examples, PREDICT_EXAMPLES):
                 part = batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
-                metrics.update(part.labels, self._predictor.logits(part), part.example_weights)
-        return metrics.summary()
+                yield part, self._predictor.logits(part)
 
     # -- figures ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+import numpy as np
 
 from daskps.errors import (
     ArgumentError,
@@ -124,6 +125,8 @@ def plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: null stands for them."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

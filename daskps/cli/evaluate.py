@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
+import numpy as np
 
-from daskps.cli.command import command, facts
+from daskps.cli.command import command, facts, table
 from daskps.cli.options import format_option, model_argument, snapshot_option
 from daskps.handle import open_model
+from daskps.model.group_metrics import GroupValues
+
+SHOWN = 20
 
 EPILOG = """\b
 Examples:
   daskps evaluate runs/demo
   daskps evaluate runs/criteo day_23.gz --json
+  daskps evaluate runs/criteo day_23.gz --by C6
 """
 
 
@@ -22,14 +28,31 @@ Examples:
 @click.argument("data", nargs=-1)
 @format_option
 @snapshot_option
+@click.option("--by", metavar="SLOT", help="Metrics for each value of a slot; the text shows the heaviest ones.")
 @command
-def evaluate(model: str, data: tuple[str, ...], format: str | None, snapshot: str | None) -> tuple[Any, ...]:
+def evaluate(
+    model: str, data: tuple[str, ...], format: str | None, snapshot: str | None, by: str | None
+) -> tuple[Any, ...]:
     """Metrics of MODEL on DATA (files, globs, URLs), by default on the validation data of its job.
 
     The model is only read: unseen keys are answered with their initial rows and not inserted.
     """
     with open_model(model, snapshot=snapshot) as opened:
-        metrics = opened.evaluate(list(data) or None, format)
         name = opened.snapshot.id
+        if by is not None:
+            values = opened.evaluate_by(by, list(data) or None, format)
+            return {"model": model, "snapshot": name, "by": by, **asdict(values)}, _groups(by, values)
+        metrics = opened.evaluate(list(data) or None, format)
     text = facts([*((key.replace("_", " "), f"{value:,.6g}") for key, value in metrics.items()), ("snapshot", name)])
     return {"model": model, "snapshot": name, "metrics": metrics}, text
+
+
+def _groups(by: str, values: GroupValues) -> str:
+    """The heaviest values of the slot, and the mean of their AUC."""
+    fields = ("weight", "mean_label", "mean_prediction", "calibration", "log_loss", "auc")
+    heaviest = np.argsort(-values.weight, kind="stable")[:SHOWN]
+    lines = [
+        (str(values.keys[at]), *(f"{getattr(values, field)[at]:,.5g}" for field in fields)) for at in heaviest.tolist()
+    ]
+    told = table(lines, head=(f"key of {by}", *(field.replace("_", " ") for field in fields)))
+    return f"{told}\n{len(heaviest)} of {values.groups_seen:,.0f} values shown; GAUC {values.gauc:.6g}"

@@ -27,9 +27,9 @@ def table_specs(job: Job, features: Features) -> list[TableSpec]:
     for number, (name, table) in enumerate(job.tables.items()):
         optimizer = row_optimizer(table.optimizer)
         layout = RowLayout(optimizer_fields(optimizer.kind, table.dimension))
-        specs.append(
-            TableSpec(name, number, features.slots_of(name), table.dimension, table.pooling, optimizer, layout)
-        )
+        slots = features.slots_of(name)
+        names = tuple(features.slots[slot] for slot in slots)
+        specs.append(TableSpec(name, number, slots, table.dimension, table.pooling, optimizer, layout, names))
     return specs
 
 
@@ -54,6 +54,7 @@ def build_network(job: Job, specs: list[TableSpec], features: Features, engine: 
         seed=job.seed,
         engine=engine,
         block_examples=job.train.block_examples,
+        slot_names=[spec.slot_names for spec in specs],
     )
 
 

@@ -101,7 +101,7 @@ class Trainer:
             return
         for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
             table.update(part, slopes, weight)
-            table.check()
+            table.check(part, slopes)
             if apart is not None:
                 apart.note(table, part)
 
@@ -118,14 +118,14 @@ class Trainer:
         touched = {}
         for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
             touched[table.spec.name] = Touched(*table.sum(part, slopes))
-            table.check()
+            table.check(part, slopes)
         summed, sums = exchange.sum(step, touched, sums)
         weight = step_weight(sums)
         if weight > 0:
-            for table in flight.tables:
+            for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
                 for some in summed[table.spec.name]:
                     table.apply(some.rows, some.sums, weight)
-                table.check()
+                table.check(part, slopes)
         return sums
 
     def _examples_before(self, step: int) -> int:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskps.backend.device import Array, Device
-from daskps.backend.ops.gradient import Status, apply_sums, join_sources, sum_gradients, update_rows
+from daskps.backend.ops.gradient import GRADIENT_LIMIT, Status, apply_sums, join_sources, sum_gradients, update_rows
 from daskps.backend.ops.group import Groups, group_occurrences
 from daskps.backend.ops.optimizer import Optimizer
 from daskps.backend.ops.pool import Pooling, pool_rows
 from daskps.backend.ops.rows import copy_rows, gather_rows, scatter_rows
 from daskps.backend.ops.table import Shard, Shards, build_table, find_rows, join_shards
 from daskps.backend.workspace import Workspace
-from daskps.errors import ProtocolError
+from daskps.errors import NonFiniteError, ProtocolError
 from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout, WorkingSet
 
 
@@ -36,6 +36,11 @@ class TableSpec:
     pooling: Pooling
     optimizer: Optimizer
     layout: RowLayout
+    slot_names: tuple[str, ...] = ()  # for messages
+
+    def slot_name(self, slot: int) -> str:
+        """What a message calls a slot of this table."""
+        return repr(self.slot_names[slot]) if self.slot_names else str(slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +265,30 @@ class HbmTable:
             values = self.devices[m].from_host(rows[which])
             scatter_rows(self.devices[m], rows=self.shards.shards[m].rows, index=index, values=values)
 
-    def check(self) -> None:
-        """Raise NonFiniteError if a step met a NaN or an overflow."""
-        for status in self._statuses:
-            status.check()
+    def check(self, part: StepPart, gradients: Sequence[Array]) -> None:
+        """Raise NonFiniteError, with the slot that it came from, if the step of `part` met a NaN or an overflow."""
+        try:
+            for status in self._statuses:
+                status.check()
+        except NonFiniteError as error:
+            slot = self._suspect(part, gradients)
+            where = "" if slot is None else f", slot {self.spec.slot_name(slot)}"
+            raise NonFiniteError(f"table {self.spec.name!r}{where}: {error}") from None
+
+    def _suspect(self, part: StepPart, gradients: Sequence[Array]) -> int | None:
+        """The slot of the first gradient, or else of the first row, that is not a sound number."""
+        for device, gradient in zip(self.devices, gradients, strict=True):
+            bad = np.argwhere(~(np.abs(device.to_host(gradient)) < GRADIENT_LIMIT))
+            if len(bad):
+                return int(bad[0, 1]) // self.spec.dim
+        embeddings = [shard.device.to_host(shard.rows)[:, : self.spec.dim] for shard in self.shards.shards]
+        sound = np.isfinite(np.concatenate(embeddings)).all(axis=1)
+        for m, device in enumerate(self.devices):
+            unsound = np.flatnonzero(~sound[device.to_host(part.row_of[m])])
+            if len(unsound):
+                bag = np.searchsorted(device.to_host(part.offsets[m]), unsound[0], side="right") - 1
+                return int(bag) % len(self.spec.slots)
+        return None
 
     def rows_on_host(self) -> Floats:
         """All rows (U, width) in the order of the keys; valid until the table changes."""

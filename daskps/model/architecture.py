@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from daskps.errors import ConfigError
@@ -59,6 +59,7 @@ class Architecture:
     dense_features: int = 0  # F
     hidden: tuple[int, ...] = ()  # outputs of each hidden layer
     block_examples: int = 256  # decides the bits: sums are rounded once a block
+    slot_names: tuple[tuple[str, ...], ...] = field(default=(), compare=False)  # of each table, for messages
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

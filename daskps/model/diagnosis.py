@@ -27,13 +27,28 @@ def _bad_input(architecture: Architecture, pooled: Sequence[Any], dense: Any, fi
     for table, array in enumerate(pooled):
         place = _first_bad(array)
         if place:
-            slot, at = divmod(place[1], architecture.tables[table][1])
-            value = array[place]
-            return f"slot {slot} of table {table} pools to {value} at dimension {at} in example {first + place[0]}"
+            return _pooled_value(architecture, table, array, place, first)
     place = None if dense is None else _first_bad(dense)
     if place:
         return f"dense feature {place[1]} is {dense[place]} in example {first + place[0]}"
     return None
+
+
+def _pooled_value(architecture: Architecture, table: int, array: Any, place: tuple[int, int], first: int) -> str:
+    slot, at = divmod(place[1], architecture.tables[table][1])
+    name = repr(architecture.slot_names[table][slot]) if architecture.slot_names else f"{slot} of table {table}"
+    return f"slot {name} pools to {array[place]} at dimension {at} in example {first + place[0]}"
+
+
+def _too_large(architecture: Architecture, pooled: Sequence[Any], first: int) -> str:
+    """Nothing is wrong by itself: the largest input."""
+    cause = "all inputs and parameters are finite, but too large together"
+    sizes = [float(np.abs(array).max(initial=0.0)) for array in pooled]
+    if not sizes:
+        return cause
+    table = int(np.argmax(sizes))
+    row, column = np.unravel_index(int(np.argmax(np.abs(pooled[table]))), pooled[table].shape)
+    return f"{cause}: {_pooled_value(architecture, table, pooled[table], (int(row), int(column)), first)}"
 
 
 def _bad_example(labels: Any, example_weights: Any, first: int) -> str | None:
@@ -70,7 +85,7 @@ def explain(
         (f"parameter {bad} is not finite" if bad else None)
         or _bad_input(architecture, pooled or [], dense, first)
         or _bad_example(labels, example_weights, first)
-        or ("all inputs and parameters are finite, but too large together" if pooled is not None else None)
+        or (_too_large(architecture, pooled, first) if pooled is not None else None)
         or "perhaps a slot, but gradients were written over the pooled slots: give `gradients` arrays of their own"
     )
     return f"{what}: {cause}; lower the learning rate, clip gradients, or scale down dense features and weights"

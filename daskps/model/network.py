@@ -317,7 +317,10 @@ def build(
     seed: int = 0,
     engine: Engine,
     block_examples: int = 256,
+    slot_names: Sequence[tuple[str, ...]] = (),
 ) -> Network:
     """A new network: `tables` has (slots, dimension) of each; parameters are a function of the seed."""
-    architecture = Architecture(kind, tuple(tables), dense_features, tuple(hidden), block_examples)
+    architecture = Architecture(
+        kind, tuple(tables), dense_features, tuple(hidden), block_examples, tuple(map(tuple, slot_names))
+    )
     return Network(architecture, engine, initial_parameters(architecture, seed))

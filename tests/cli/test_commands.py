@@ -51,6 +51,23 @@ def test_evaluate_repeats_the_validation_of_the_run_to_the_last_bit(
     assert run_json("evaluate", trained[0])["metrics"] == trained[1]["validation"]
 
 
+def test_evaluate_by_a_slot_tells_every_value_and_they_add_up(
+    trained: tuple[Path, dict[str, Any]], run_json: Json, run: Run
+) -> None:
+    model, overall = trained[0], trained[1]["validation"]
+    with daskps.open_model(model) as opened:
+        slot = opened.slots["main"][1]
+    said = run_json("evaluate", model, "--by", slot)
+    weight, labels, losses = (np.array(said[name]) for name in ("weight", "mean_label", "log_loss"))
+    assert weight.sum() == overall["examples"]
+    assert len(said["keys"]) == said["groups_seen"] > 1
+    assert 0.5 < said["gauc"] <= 1
+    np.testing.assert_allclose(np.average(labels, weights=weight), overall["mean_label"], rtol=1e-6)
+    np.testing.assert_allclose(np.average(losses, weights=weight), overall["log_loss"], rtol=1e-5)
+    assert f"key of {slot}" in run("evaluate", model, "--by", slot).stdout
+    assert "no slot" in run("evaluate", model, "--by", "colour", code=2).stderr
+
+
 def test_predict_writes_a_row_number_and_a_probability_for_every_row(
     model: Path, job_file: Path, tmp_path: Path, run: Run, run_json: Json
 ) -> None:

@@ -64,7 +64,7 @@ def test_a_diverging_run_names_the_mini_batch_and_keeps_its_snapshot(trained: Tr
     good = trained({"data": {"synthetic": {"examples": 2_000}}}, out=tmp_path / "model")[1]
     before = model_bits(good)
     wild = {"tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 1e9}}}, "model": {"kind": "dnn"}}
-    with pytest.raises(NonFiniteError, match=r"batch \d+ \(steps \d+ to \d+\).*mini-batch \d+"):
+    with pytest.raises(NonFiniteError, match=r"batch \d+ \(steps \d+ to \d+\).*mini-batch \d+.*slot '\w+'"):
         trained(wild, {"tables": {"main": {"initialiser": {"scale": 10.0}}}}, out=tmp_path / "wild")
     assert model_bits(good) == before
 

@@ -22,8 +22,9 @@ from daskps.backend.ops.pool import check_dim
 from daskps.errors import ArgumentError, NonFiniteError
 
 FIXED_BITS = 36  # a sum counts in units of 2^-36; as in kernels/gradient.cuh
+GRADIENT_LIMIT = 32768.0
 _PROBLEMS = {
-    1: "a gradient was NaN, infinite or at least 32768 in magnitude",
+    1: f"a gradient was NaN, infinite or at least {GRADIENT_LIMIT:.0f} in magnitude",
     2: "the sum of a row's gradients passed 33,554,432 in magnitude",
     4: "an embedding became NaN or infinite",
 }
