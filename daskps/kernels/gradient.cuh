@@ -1,8 +1,8 @@
 // The gradient of a row as a sum of fixed-point numbers: 64-bit integers in units of 2^-36. Integer addition is
 // associative, so the sum has the same bits for any order, any number of threads, devices and nodes.
 //
-// A contribution g becomes an integer by one double addition: g * 2^36 + 1.5 * 2^52 has the rounded integer in its low
-// bits, and its upper 12 bits are 0x433 exactly if |g| < 2^15; NaN and infinity fail that test too. Up to 1024
+// A contribution g becomes an integer by one double addition: g + 1.5 * 2^16 has g, rounded to units of 2^-36, in its low
+// bits, and its upper 12 bits are 0x40f exactly if |g| < 2^15; NaN and infinity fail that test too. Up to 1024
 // contributions add up to less than 2^61; a longer sum is tested after every 1024, so it cannot wrap unseen.
 #pragma once
 #include "pooling.cuh"
@@ -11,9 +11,9 @@ enum { BAD_CONTRIBUTION = 1, BAD_SUM = 2, BAD_ROW = 4 };  // bits of the status 
 enum { CHUNK = 1024 };
 
 #define FIXED_ONE 68719476736.0  // 2^36
-#define FIXED_MAGIC 6755399441055744.0
-#define FIXED_MAGIC_BITS 0x4338000000000000ull
-#define FIXED_RANGE_BITS 0x4330000000000000ull
+#define FIXED_MAGIC 98304.0  // 1.5 * 2^16: a double of this size counts in units of 2^-36
+#define FIXED_MAGIC_BITS 0x40f8000000000000ull
+#define FIXED_RANGE_BITS 0x40f0000000000000ull
 #define FIXED_SUM_LIMIT ((uint64_t)1 << 61)
 
 // Where findings about register k are collected: beside it on the CPU, so that vectors need no reduction; in one
@@ -70,13 +70,13 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
         if (g.coefficients) {
             const float coefficient = g.coefficients[i];
             FOR_DIMS(d, k) {
-                const uint64_t bits = DOUBLE_BITS((double)(coefficient * values[d]) * FIXED_ONE + FIXED_MAGIC);
+                const uint64_t bits = DOUBLE_BITS((double)(coefficient * values[d]) + FIXED_MAGIC);
                 sum[k] += bits;
                 wrong[FOUND(k)] |= bits ^ FIXED_RANGE_BITS;
             }
         } else {
             FOR_DIMS(d, k) {
-                const uint64_t bits = DOUBLE_BITS((double)values[d] * FIXED_ONE + FIXED_MAGIC);
+                const uint64_t bits = DOUBLE_BITS((double)values[d] + FIXED_MAGIC);
                 sum[k] += bits;
                 wrong[FOUND(k)] |= bits ^ FIXED_RANGE_BITS;
             }
