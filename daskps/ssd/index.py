@@ -1,12 +1,13 @@
 """The index of one partition: from key to place, in memory, exact, at most 12 bytes a key.
 
 In: whole arrays of keys and places (a place is the row's number in the partition's Zarr arrays). Out: places, or the
-places that were replaced. The tables are NumPy arrays that the native side fills (index.cpp says how); a group grows
-by itself in small steps, so growing never holds the index twice.
+places that were replaced. The tables are NumPy arrays that the native side fills (index.cpp says how); groups grow by
+themselves in small steps, a megabyte at a time, so growing never holds the index twice.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -16,26 +17,30 @@ import numpy.typing as npt
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
-from daskps.types import Bools, Keys
+from daskps.types import Bools, Int64s, Keys
 
 Places: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 ABSENT = 0xFFFFFFFF  # in answers: no such key
-PLACES = 0xFFFFFFFE  # places are below this; 0xFFFFFFFE marks a removed slot, 0xFFFFFFFF a free one
+PLACES = 0xFFFFFFFE  # places are below this
 
 GROUPS = 256
-STARTS = 257
 SLOT_BYTES = 10
-TAIL_SLOTS = 64
-LEAST_SLOTS = 16
-# A group is full at 94% and then grows by 8.5%: 10 bytes / (0.94 / 1.085) = 11.55 bytes a key right after growing.
-# Groups under 4 x SMALL keys (half a million in all) grow faster, for speed.
+# Bits of the hash in a slot, and the places that fit beside them; two more mean a free slot and a removed key.
+NARROW, WIDE = 56, 48
+NARROW_PLACES = (1 << 24) - 2
+# A group is full at 94%. Then it grows to 1.155 slots a key, or, for keys that are known to come, to 1.124: inserting
+# into a group at 94% takes three times as long as at 89%. What was foreseen and did not come is given back over 1.19.
 FULL = 0.94
-GROWTH = 1.085
-# Room made for keys that are known to come: inserting into a group at 94% takes three times as long as at 89%.
-PACKED = 0.89
-SMALL = 512
+GROWN = 1.155
+PACKED = 1.124
+LOOSE = 1.19
+LEAST_SLOTS = 4
+# Slots behind the capacity, for what the end pushes over it; more where that is not enough.
+TAIL_SLOTS = 64
+# Groups that are moved at once: their old and new slots are in memory together.
+MOVED_BYTES = 1 << 20
 # Keys handled at once: bounds the scratch of one insert to 16 bytes x this, and keeps it in the cache.
 BATCH_KEYS = 1 << 20
 # A hand-over to the pool costs more than this many keys.
@@ -45,13 +50,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupImage:
-    """One group as it is in memory."""
+class IndexImage:
+    """An index as it is in memory. Views: save before the next change."""
 
-    slots: Bytes
-    starts: npt.NDArray[np.uint32]  # (257,)
-    keys: int
-    removed: int
+    bits: int  # of the hash in a slot
+    capacities: Int64s  # (256,)
+    keys: Int64s  # (256,)
+    removed: Int64s  # (256,)
+    starts: Places  # (256, buckets + 1)
+    slots: list[Bytes]
 
 
 class KeyIndex:
@@ -59,18 +66,14 @@ class KeyIndex:
 
     def __init__(self, pool: ComputePool) -> None:
         self._pool = pool
-        self._slots: list[Bytes] = []
-        self._tables = np.zeros(GROUPS, np.uint64)  # addresses of the slots
-        self._capacities = np.zeros(GROUPS, np.int64)
-        self._limits = np.zeros(GROUPS, np.int64)
+        self._bits = NARROW
+        self._slots = [np.full(LEAST_SLOTS * SLOT_BYTES, 0xFF, np.uint8) for _ in range(GROUPS)]
+        self._tables = np.array([slots.ctypes.data for slots in self._slots], np.uint64)
+        self._capacities = np.full(GROUPS, LEAST_SLOTS, np.int64)
+        self._limits = np.full(GROUPS, LEAST_SLOTS - 1, np.int64)
         self._counts = np.zeros(GROUPS, np.int64)
         self._dead = np.zeros(GROUPS, np.int64)
-        self._starts = np.zeros((GROUPS, STARTS), np.uint32)
-        for group in range(GROUPS):
-            slots = _empty_slots(LEAST_SLOTS)
-            library().ssd_index_clear(slots=slots, capacity=LEAST_SLOTS, starts=self._starts[group])
-            self._slots.append(slots)
-            self._install(group, slots, LEAST_SLOTS)
+        self._starts = np.tile(np.array([0, LEAST_SLOTS], np.uint32), (GROUPS, 1))
 
     def __len__(self) -> int:
         return int(self._counts.sum())
@@ -78,7 +81,7 @@ class KeyIndex:
     @property
     def memory_bytes(self) -> int:
         """Bytes that the index holds."""
-        return sum(slots.nbytes for slots in self._slots) + self._starts.nbytes + 5 * 8 * GROUPS
+        return SLOT_BYTES * int(self._starts[:, -1].sum()) + self._starts.nbytes + 5 * 8 * GROUPS
 
     def find(self, keys: Keys) -> Places:
         """The place of every key, ABSENT where there is none."""
@@ -87,6 +90,7 @@ class KeyIndex:
 
         def share(index: int, count: int) -> None:
             find(
+                bits=self._bits,
                 tables=self._tables,
                 capacities=self._capacities,
                 starts=self._starts,
@@ -111,6 +115,7 @@ class KeyIndex:
         def run(share: int) -> int:
             return int(
                 request(
+                    bits=self._bits,
                     tables=self._tables,
                     capacities=self._capacities,
                     starts=self._starts,
@@ -134,17 +139,22 @@ class KeyIndex:
 
         ABSENT stands for new keys. `coming` more keys follow soon: groups that must grow make room for them as well.
         """
+        if self._bits == NARROW and len(places) and int(places.max()) >= NARROW_PLACES:
+            self._widen()
         previous = np.empty(len(keys), np.uint32)
         for first in range(0, len(keys), BATCH_KEYS):
             part = slice(first, first + BATCH_KEYS)
             after = max(0, len(keys) - first - BATCH_KEYS) + coming
             self._insert_batch(keys[part], places[part], previous[part], after)
+        if not coming:
+            self._tighten()
         return previous
 
     def remove(self, keys: Keys) -> Places:
         """Take keys out; returns the places they had, ABSENT for keys that were not there."""
         previous = np.empty(len(keys), np.uint32)
         library().ssd_index_remove(
+            bits=self._bits,
             tables=self._tables,
             capacities=self._capacities,
             starts=self._starts,
@@ -154,37 +164,34 @@ class KeyIndex:
             n=len(keys),
             previous=previous,
         )
-        for group in np.flatnonzero(self._dead * 8 > self._capacities):
-            self._rehash(int(group), _slots_for(int(self._counts[group])))
+        self._tighten()
         return previous
 
-    def reserve(self, keys: int) -> None:
-        """Make room for `keys` keys in all, so that loading them rehashes nothing."""
-        slots = _slots_for(keys // GROUPS + int(4 * (keys / GROUPS) ** 0.5))  # 4 standard deviations of a group's size
-        for group in range(GROUPS):
-            if slots > self._capacities[group]:
-                self._rehash(group, slots)
+    def reserve(self, keys: int, places: int) -> None:
+        """Make room for `keys` keys with places below `places`, so that inserting them moves nothing.
 
-    def image(self) -> list[GroupImage]:
-        """What a snapshot saves of every group. Views: save before the next change."""
-        counts, removed = self._counts.tolist(), self._dead.tolist()
-        return [GroupImage(self._slots[g], self._starts[g], counts[g], removed[g]) for g in range(GROUPS)]
+        The last insert, the one after which nothing is coming, gives back what is left.
+        """
+        if self._bits == NARROW and places > NARROW_PLACES:
+            self._widen()
+        mean = keys / GROUPS
+        slots = int(PACKED * (mean + 4 * mean**0.5)) + LEAST_SLOTS  # 4 standard deviations of a group's size
+        small = np.flatnonzero(self._starts[:, -1] < slots)
+        self._move(small, np.full(len(small), slots))
+
+    def image(self) -> IndexImage:
+        """What a snapshot saves."""
+        return IndexImage(self._bits, self._capacities, self._counts, self._dead, self._starts, self._slots)
 
     @classmethod
-    def from_image(cls, pool: ComputePool, image: list[GroupImage]) -> KeyIndex:
-        """The index that `image` was taken from; the slots become the index's own."""
+    def from_image(cls, pool: ComputePool, image: IndexImage) -> KeyIndex:
+        """The index that `image` was taken from; its arrays become the index's own."""
         index = cls(pool)
-        for number, group in enumerate(image):
-            index._starts[number] = group.starts
-            index._counts[number], index._dead[number] = group.keys, group.removed
-            index._install(number, group.slots, len(group.slots) // SLOT_BYTES - TAIL_SLOTS)
+        index._bits, index._slots, index._starts = image.bits, image.slots, image.starts
+        index._capacities, index._counts, index._dead = image.capacities, image.keys, image.removed
+        index._tables[:] = [slots.ctypes.data for slots in image.slots]
+        index._limits[:] = FULL * image.starts[:, -1]
         return index
-
-    def _install(self, group: int, slots: Bytes, capacity: int) -> None:
-        self._slots[group] = slots
-        self._tables[group] = slots.ctypes.data
-        self._capacities[group] = capacity
-        self._limits[group] = int(FULL * capacity)
 
     def _insert_batch(self, keys: Keys, places: Places, previous: Places, coming: int) -> None:
         begins, hashes, grouped = self._partition(keys, places)
@@ -193,28 +200,25 @@ class KeyIndex:
         insert = library().ssd_index_insert
 
         def run(first: int, last: int) -> None:
-            while first < last:
-                full = insert(
-                    tables=self._tables,
-                    capacities=self._capacities,
-                    limits=self._limits,
-                    starts=self._starts,
-                    counts=self._counts,
-                    dead=self._dead,
-                    first=first,
-                    last=last,
-                    cursors=cursors,
-                    ends=ends,
-                    hashes=hashes,
-                    places=grouped,
-                    previous=previous,
-                )
-                if full < 0:
-                    return
-                done = int(cursors[full] - begins[full])
-                new = int(self._counts[full] - counts_before[full])
-                self._grow(full, (int(ends[full] - cursors[full]) + coming // GROUPS) * new // (done + 32))
-                first = full
+            while insert(
+                bits=self._bits,
+                tables=self._tables,
+                capacities=self._capacities,
+                limits=self._limits,
+                starts=self._starts,
+                counts=self._counts,
+                dead=self._dead,
+                first=first,
+                last=last,
+                cursors=cursors,
+                ends=ends,
+                hashes=hashes,
+                places=grouped,
+                previous=previous,
+            ):
+                full = first + np.flatnonzero(cursors[first:last] < ends[first:last])
+                new, done = self._counts[full] - counts_before[full], cursors[full] - begins[full]
+                self._grow(full, (ends[full] - cursors[full] + coming // GROUPS) * new // (done + 32))
 
         pieces = 1 if len(keys) < FEW_KEYS else 4 * self._pool.cores  # small ones, because groups that grow take longer
         self._each(lambda piece: run(GROUPS * piece // pieces, GROUPS * (piece + 1) // pieces), pieces)
@@ -255,37 +259,62 @@ class KeyIndex:
     def _each(self, call: Callable[[int], T], shares: int) -> list[T]:
         return [call(0)] if shares == 1 else self._pool.map(call, range(shares))
 
-    def _grow(self, group: int, coming: int) -> None:
-        count, capacity = int(self._counts[group]), int(self._capacities[group])
-        factor = 2.0 if count < SMALL else 1.5 if count < 4 * SMALL else GROWTH
-        wanted = _slots_for(count + coming)
-        wanted = min(wanted, 16 * capacity + SMALL)  # an estimate: not too far at once
-        self._rehash(group, max(int(factor * capacity), wanted, capacity + LEAST_SLOTS))
+    def _grow(self, groups: Int64s, coming: Int64s) -> None:
+        """Make room in full groups, for about as many keys as are coming."""
+        counts = self._counts[groups]
+        foreseen = np.minimum(PACKED * (counts + coming), 16 * counts + 512)  # an estimate: not too far at once
+        self._move(groups, np.maximum(GROWN * counts, foreseen).astype(np.int64) + LEAST_SLOTS)
 
-    def _rehash(self, group: int, capacity: int) -> None:
-        """Move a group into new slots of at least `capacity`, leaving removed ones behind."""
-        capacity = max(capacity, LEAST_SLOTS)
-        while True:
-            slots, starts = _empty_slots(capacity), np.empty(STARTS, np.uint32)
-            moved = library().ssd_index_rehash(
-                old_slots=self._slots[group],
-                old_starts=self._starts[group],
-                new_slots=slots,
-                capacity=capacity,
-                new_starts=starts,
+    def _tighten(self) -> None:
+        """Give back what was foreseen for keys that did not come, and what removed keys have left."""
+        loose = np.flatnonzero(self._starts[:, -1] > LOOSE * self._counts + LEAST_SLOTS)
+        self._move(loose, (PACKED * self._counts[loose]).astype(np.int64) + LEAST_SLOTS)
+
+    def _widen(self) -> None:
+        """Make room for 32-bit places in every slot."""
+        starts = np.empty((GROUPS, (1 << (56 - WIDE)) + 1), np.uint32)
+        self._move(np.arange(GROUPS), self._starts[:, -1].astype(np.int64), WIDE, starts)
+        self._bits, self._starts = WIDE, starts
+
+    def _move(self, groups: Int64s, slots: Int64s, bits: int | None = None, starts: Places | None = None) -> None:
+        """Give groups new slots, about a megabyte at a time, leaving removed keys behind."""
+        bits = self._bits if bits is None else bits
+        starts = self._starts if starts is None else starts
+        if len(groups):
+            step = max(1, MOVED_BYTES // (SLOT_BYTES * int(slots.max())))
+            for first in range(0, len(groups), step):
+                part = slice(first, first + step)
+                self._move_at_once(groups[part], slots[part], bits, starts)
+
+    def _move_at_once(self, groups: Int64s, slots: Int64s, bits: int, all_starts: Places) -> None:
+        capacities = slots - np.minimum(TAIL_SLOTS, slots // 32)
+        while len(groups):
+            arrays = [np.empty(size * SLOT_BYTES, np.uint8) for size in slots.tolist()]
+            tables = np.array([array.ctypes.data for array in arrays], np.uint64)
+            starts, ends = np.empty((len(groups), all_starts.shape[1]), np.uint32), np.empty(len(groups), np.int64)
+            library().ssd_index_rehash(
+                groups=groups,
+                n=len(groups),
+                old_bits=self._bits,
+                old_tables=self._tables,
+                old_capacities=self._capacities,
+                old_starts=self._starts,
+                bits=bits,
+                tables=tables,
+                capacities=capacities,
+                slots=slots,
+                starts=starts,
+                ends=ends,
             )
-            if moved >= 0:
-                break
-            capacity += capacity // 32 + LEAST_SLOTS  # the run at the end was longer than the tail
-        self._starts[group] = starts
-        self._dead[group] = 0
-        self._install(group, slots, capacity)
-
-
-def _slots_for(keys: int) -> int:
-    """Slots for `keys` keys with little room to spare: 11.24 bytes a key."""
-    return int(keys / PACKED) + LEAST_SLOTS
-
-
-def _empty_slots(capacity: int) -> Bytes:
-    return np.empty((capacity + TAIL_SLOTS) * SLOT_BYTES, np.uint8)
+            fits = ends < slots  # the next key must find a free slot, wherever it belongs
+            for group, array in zip(groups[fits].tolist(), itertools.compress(arrays, fits), strict=True):
+                old, self._slots[group] = self._slots[group], array
+                if old.base is not None:  # a part of what was opened: the other groups keep the rest of it
+                    library().ssd_give_back(memory=old, n=old.nbytes)
+            done = groups[fits]
+            self._tables[done], self._capacities[done] = tables[fits], capacities[fits]
+            self._limits[done], self._dead[done] = FULL * slots[fits], 0
+            all_starts[done] = starts[fits]
+            # Keys that crowd at the end of a group: the slots behind the capacity are too few for them.
+            groups, capacities = groups[~fits], capacities[~fits]
+            slots = ends[~fits] + np.minimum(TAIL_SLOTS, capacities // 32) + LEAST_SLOTS

@@ -100,7 +100,7 @@ def take_up(files: Files, stock: Stock, snapshot: Snapshot, pool: ComputePool, i
         stock.shelf.adopt(entry)
         stock.ledger.restore(entry.number, entry.rows, bits[entry.number * size : (entry.number + 1) * size])
     if snapshot.index_bytes is not None and not from_keys:
-        stock.index = saved.read_index(files, snapshot, pool)
+        stock.index = saved.read_index(files, snapshot, pool, io)
     else:
         stock.index = rebuild_index(stock.shelf, stock.ledger, stock.shape, pool, io)
     if not len(stock.index) == stock.ledger.live_rows == snapshot.live_rows:
@@ -120,15 +120,16 @@ def remove_saved(files: Files, number: int) -> None:
 
 def rebuild_index(shelf: Shelf, ledger: Ledger, shape: Shape, pool: ComputePool, io: Executor) -> KeyIndex:
     """The index of the current files, from their keys and live bits."""
-    index = KeyIndex(pool)
-    index.reserve(ledger.live_rows)
+    index, coming = KeyIndex(pool), ledger.live_rows
+    index.reserve(coming, ledger.files * shape.file_rows)
     for file, keys in read_ahead(io, shelf.keys, list(shelf.current.values())):
         base, live = file.number * shape.file_rows, ledger.live_of(file.number)
+        coming -= live
         if live == file.count:
-            index.insert(keys, np.arange(base, base + live, dtype=np.uint32))
+            index.insert(keys, np.arange(base, base + live, dtype=np.uint32), coming)
         else:
             positions = ledger.live_positions(file.number)
-            index.insert(keys[positions], (positions + base).astype(np.uint32))
+            index.insert(keys[positions], (positions + base).astype(np.uint32), coming)
     return index
 
 
@@ -163,7 +164,7 @@ def verify(files: Files, manifest: Manifest, io: Executor, pool: ComputePool) ->
             )
         total += snapshot.live_bytes
         if snapshot.index_bytes is not None:
-            saved.read_index(files, snapshot, pool)
+            saved.read_index(files, snapshot, pool, io)
             total += snapshot.index_bytes
     shelf = Shelf(files, manifest.shape, io, threading.RLock(), Counters())
     kept = [ParameterFile(entry.number, entry.rows, checksum=entry.crc32c) for entry in manifest.kept().values()]

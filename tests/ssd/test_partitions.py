@@ -32,6 +32,17 @@ def test_partitions_answer_as_one_store(tmp_path, pool: ComputePool, partitions:
         check(table, model)
 
 
+@pytest.mark.parametrize("hash", ["mixed", "modulo"])
+@pytest.mark.parametrize("count", [0, 1, 3000, 100_000])
+def test_keys_are_split_stably_by_partition(pool: ComputePool, hash: str, count: int) -> None:
+    keys = np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
+    placement = Placement(7, hash)
+    order, begins = placement.split(keys, pool)
+    numbers = placement.of(keys, pool)
+    np.testing.assert_array_equal(order, np.argsort(numbers, kind="stable"))
+    np.testing.assert_array_equal(np.diff(begins), np.bincount(numbers, minlength=7))
+
+
 def test_nodes_take_over_folders(tmp_path, pool: ComputePool) -> None:
     rows = rows_for(KEYS)
     Partitions.create(tmp_path, LAYOUT, pool=pool, owned=[0, 1, 2], options=QUIET).close()
