@@ -153,4 +153,4 @@ def test_bulk_data_passes_neither_scheduler_nor_client(on_nodes: Trained, bytes_
     row_bytes = 4 * (3 * 4 + 1)  # Adam, dimension 4
     pulled = outcome.progress.counts["distinct_keys"] * row_bytes
     assert pulled > 10_000_000
-    assert 0 < passed < pulled / 20
+    assert 0 < passed < pulled / 5  # heartbeats, too
