@@ -222,6 +222,7 @@ class Cluster(Settings):
     partition_by: Literal["hash", "modulo"] = "hash"
     lru_share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # of the cache; the rest is the LFU list
     wait_seconds: Rate = 300.0  # longest wait for a peer
+    protocol: Literal["auto", "tcp", "tls", "ucx"] = "auto"  # between nodes; auto: the workers'. ucx: never tried yet
     restarts: Annotated[int, Field(ge=0)] = 3  # times a run goes back to its last snapshot by itself
     check_replicas: bool = False  # all holders of a row send its hash for the owner to compare
 

@@ -26,7 +26,7 @@ from daskps.cluster.peers import Peers
 from daskps.cluster.requester import Pulled
 from daskps.cluster.session import Member
 from daskps.cluster.transport import Transport
-from daskps.errors import DaskpsError
+from daskps.errors import ConfigError, DaskpsError
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
 
 
@@ -39,12 +39,16 @@ class Wire:
     connection_args: Mapping[str, Any] | None = None
 
     @classmethod
-    def of_worker(cls, worker: Any, protocol: str = "") -> Wire:
+    def of_worker(cls, worker: Any, protocol: str = "auto") -> Wire:
         """Interface, protocol and certificates of the worker's own port; `protocol` (``ucx``) overrides the second."""
         own, _, place = worker.address.partition("://")
         host = "127.0.0.1" if own == "inproc" else place.rpartition(":")[0]
-        scheme = protocol or ("tcp" if own == "inproc" else own)
+        scheme = ("tcp" if own == "inproc" else own) if protocol == "auto" else protocol
         security = worker.security
+        if security.require_encryption and scheme != "tls":
+            raise ConfigError(
+                f"cluster.protocol is {protocol}, but the worker {worker.address} requires encryption: set it to tls"
+            )
         return cls(f"{scheme}://{host}", security.get_listen_args("worker"), security.get_connection_args("worker"))
 
 

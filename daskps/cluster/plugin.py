@@ -6,6 +6,7 @@ thread and one bounded queue per stage"), and a place for the Node, whose state 
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,10 +44,10 @@ class NodePlugin(WorkerPlugin):
         for limit in ("memory_target_fraction", "memory_spill_fraction", "memory_pause_fraction"):
             setattr(worker.memory_manager, limit, False)
 
-    def teardown(self, worker: distributed.Worker) -> None:
-        if self.node is not None:
-            self.node.close()
-            self.node = None
+    async def teardown(self, worker: distributed.Worker) -> None:
+        node, self.node = self.node, None
+        if node is not None:  # stages may need the worker's loop to come to their end
+            await asyncio.to_thread(node.close)
         for stage in STAGES:
             worker.executors.pop(f"daskps-{stage}").shutdown(wait=False)
 

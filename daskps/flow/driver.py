@@ -105,6 +105,7 @@ class Driver:
         self.epoch = epoch  # that the run had before, then its own; 0 until one has begun
         self.progress = progress
         self._again = again  # the run has lost a node
+        self._batch = progress.batch  # the last one that has a number
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
         self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
         self._flights: dict[int, _Flight] = {}  # by first step
@@ -170,7 +171,15 @@ class Driver:
                 self._step, units = stop, units - 1
             if not self._flights:
                 return
+            self._tasks.doing = self._oldest()
             await self._take(await self._tasks.first(task for _, task in self._watched.values()))
+
+    def _oldest(self) -> str:
+        """The batch that has been in flight for longest, for errors."""
+        flight = self._flights[min(self._flights)]
+        if flight.numbered:
+            return f"stage pull to push, batch {flight.token.batch}"
+        return f"stage read to dedup, batch {self._batch + 1}"
 
     async def _take(self, future: Task) -> None:
         """A watched task has ended: when it was the batch's last, go on with the batch."""
@@ -280,6 +289,7 @@ class Driver:
     async def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
         """Have every node (or `ranks`) do one thing outside the stages, and wait for the answers."""
         ranks = range(len(self._workers)) if ranks is None else ranks
+        self._tasks.doing = f"stage {verb}, after batch {self._batch}"
         return await self._tasks.results([self._tasks.start(rank, verb, self.epoch, *values) for rank in ranks])
 
     def _stage(self, stage: str, token: Token, before: list[Task] | None = None) -> list[Task]:

@@ -52,7 +52,8 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
     if verb == "open":
         rank, nodes, job, begun, frame = values
         check_free(plugin)
-        plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=Wire.of_worker(get_worker()))
+        wire = Wire.of_worker(get_worker(), job.cluster.protocol)
+        plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire)
         return plugin.node.opened()
     if verb == "close":
         return close(plugin, run, epoch)

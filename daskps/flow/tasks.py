@@ -74,7 +74,8 @@ class Tasks:
 
     def __init__(self, cluster: Cluster, workers: Sequence[str], run: str, wait_seconds: float) -> None:
         self.cluster, self.workers, self.run = cluster, list(workers), run
-        self._wait_seconds = wait_seconds
+        self._silence_seconds = wait_seconds + CAUSE_SECONDS  # its peers, who know its stage, are to say it first
+        self.doing = ""  # what the driver waits for, for errors
 
     def start(self, rank: int, stage: str, *values: Any) -> Task:
         """A task on a node."""
@@ -129,11 +130,13 @@ class Tasks:
         there = self.cluster.present()
         for rank, worker in enumerate(self.workers):
             if worker not in there:
-                raise PeerError(f"node {rank}, the worker {worker}, is gone; look at its log, or its machine")
-            if there[worker] > self._wait_seconds:
                 raise PeerError(
-                    f"node {rank}, the worker {worker}, was not heard of for {there[worker]:.0f} s; it is stuck: look "
-                    "at its log and its machine, or raise cluster.wait_seconds"
+                    f"node {rank}, {self.doing}: the worker {worker} is gone; look at its log, or its machine"
+                )
+            if there[worker] > self._silence_seconds:
+                raise PeerError(
+                    f"node {rank}, {self.doing}: the worker {worker} was not heard of for {there[worker]:.0f} s; it is "
+                    "stuck: look at its log and its machine, or raise cluster.wait_seconds"
                 )
 
     async def try_on(self, workers: Iterable[str], stage: str, *values: Any) -> None:

@@ -68,9 +68,12 @@ typedef long long int64_t;
     _Pragma("omp simd") for (int k = 0; k < D; ++k) if ([[maybe_unused]] const int d = k; true)
 #define FOR_DIMS_IN_TURN(d, k) for (int k = 0; k < D; ++k) if ([[maybe_unused]] const int d = k; true)
 // Asks for the memory of `count` values ahead of use, the last one too: it may stand in a line of its own.
-#define PREFETCH_RUN(address, count)                                           \
-    for (int ahead_ = 0; ahead_ < (count); ahead_ += 16) PREFETCH((address) + ahead_); \
-    PREFETCH((address) + (count) - 1)
+// (One statement: the address may be an array's element that only an `if` before it keeps within the array.)
+#define PREFETCH_RUN(address, count)                                                           \
+    do {                                                                                       \
+        for (int ahead_ = 0; ahead_ < (count); ahead_ += 16) PREFETCH((address) + ahead_);     \
+        PREFETCH((address) + (count) - 1);                                                     \
+    } while (0)
 // D is a constant for the common sizes, so that the loops over dimensions unroll into whole vectors.
 #define WITH_DIMENSION(D, call, ...)                   \
     switch (D) {                                       \

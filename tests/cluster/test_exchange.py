@@ -1,5 +1,7 @@
 """Sums over nodes: right, equal on all nodes, and loud when a node is missing."""
 
+import ctypes
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
 from daskps.cluster.collective import agree_steps, mean_dense, sum_dense
 from daskps.cluster.exchange import Buffers, Exchange, Shared, Touched, tell
@@ -263,3 +266,18 @@ def test_a_message_of_a_batch_that_is_over_or_that_comes_twice_raises() -> None:
         session.deliver(Message("sums", "run", 1, 1, 4))
     with pytest.raises(ProtocolError, match="nobody took"):
         session.close_batch(4)
+
+
+def test_rows_are_moved_without_a_look_past_the_end_of_their_positions() -> None:
+    # The positions end where memory that nobody may read begins: a look past them is a segmentation fault.
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + page), ctypes.c_size_t(page), 0) == 0
+    positions = np.frombuffer(memory, np.int64, count=page // 8)[-20:]
+    positions[:] = np.arange(20)[::-1]
+    rows, out = np.arange(100, dtype=np.float32).reshape(20, 5), np.zeros((20, 5), np.float32)
+    library().link_gather(rows=rows, width=5, positions=positions, n=20, out=out)
+    np.testing.assert_array_equal(out, rows[::-1])
+    library().link_scatter(rows=out, width=5, positions=positions, n=20, values=rows[::-1].copy())
+    np.testing.assert_array_equal(out, rows)

@@ -211,3 +211,16 @@ def test_an_error_on_one_node_stops_all_within_moments_and_says_where() -> None:
         assert all(node.errors for node in nodes)
     finally:
         on_all(nodes, lambda node: node.link.close())
+
+
+@pytest.mark.parametrize(
+    ("address", "protocol", "listen_on"),
+    [
+        ("tcp://10.0.0.3:4711", "auto", "tcp://10.0.0.3"),
+        ("inproc://10.0.0.3/1/2", "auto", "tcp://127.0.0.1"),
+        ("tcp://10.0.0.3:4711", "ucx", "ucx://10.0.0.3"),
+    ],
+)
+def test_nodes_listen_where_their_workers_do(address: str, protocol: str, listen_on: str) -> None:
+    worker = SimpleNamespace(address=address, security=Security())
+    assert Wire.of_worker(worker, protocol).listen_on == listen_on

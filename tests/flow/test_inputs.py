@@ -97,3 +97,16 @@ def test_slots_and_tables_must_fit_each_other() -> None:
         inputs.features(make_job(settings))
     with pytest.raises(ConfigError, match="no slot is in table other"):
         inputs.features(make_job(merged(settings, {"slots": [{"name": "a"}]})))
+
+
+def test_several_nodes_read_one_data_frame(frame: pd.DataFrame, trained: Trained, on_nodes: Trained) -> None:
+    job = merged(job_of("frame", []), {"cluster": {"partitions": 8}})
+    together = on_nodes(2, job, frame=dd.from_pandas(frame, npartitions=3))[1]
+    assert model_bits(together) == model_bits(trained(job, frame=dd.from_pandas(frame, npartitions=4))[1])
+
+
+def test_several_nodes_go_on_from_an_existing_model(trained: Trained, on_nodes: Trained) -> None:
+    partitions = {"cluster": {"partitions": 8}}
+    base = trained({"data": {"synthetic": {"examples": 3_000}}}, partitions)[1]
+    more = merged(partitions, {"data": {"synthetic": {"examples": 2_000, "seed": 8}}, "start_from": str(base)})
+    assert model_bits(on_nodes(2, more)[1]) == model_bits(trained(more)[1])

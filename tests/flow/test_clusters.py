@@ -1,0 +1,156 @@
+"""The same job on any Dask cluster: encrypted, with workers that come and go, and with no bulk data in the middle.
+
+Those that wait for somebody to be given up run with `python -m pytest tests/flow/test_clusters.py -m slow`.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster, Security
+from distributed.comm import tcp
+
+from daskps.cluster.plugin import THREADS
+from daskps.config import make_job
+from daskps.errors import ConfigError, PeerError
+from daskps.flow.progress import Progress
+from daskps.flow.train import train
+from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Settings, Trained, merged, model_bits
+
+TWO: Settings = {"cluster": {"nodes": 2}}
+SMALL_BATCHES: Settings = {"train": {"snapshot_every_batches": 2, "batch_examples": 500}}
+
+
+@pytest.fixture(scope="module")
+def encrypted() -> Iterator[Client]:
+    """Three workers in this process that speak TLS only."""
+    security = Security.temporary()
+    with (
+        LocalCluster(
+            n_workers=3,
+            processes=False,
+            protocol="tls://",
+            security=security,
+            threads_per_worker=THREADS,
+            memory_limit=0,
+            dashboard_address=None,
+            worker_dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": ":0"},
+        ) as cluster,
+        Client(cluster, security=security, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def on(client: Client, path: Path, *changes: Settings, **options: Any) -> Any:
+    settings = merged(SMALL, FEW, CHECKED, TWO, *changes, {"out": str(path)})
+    return train(make_job(settings), client=client, **options)
+
+
+def node_addresses(client: Client) -> dict[str, str]:
+    """Where each worker's node listens for the others."""
+
+    def address(dask_worker: Any) -> str:
+        node = dask_worker.plugins["daskps"].node
+        return "" if node is None else str(node.link.address)
+
+    return client.run(address)  # type: ignore[no-any-return]
+
+
+def has_node(dask_worker: Any) -> bool:
+    return dask_worker.plugins["daskps"].node is not None
+
+
+def test_nodes_of_a_cluster_with_tls_talk_over_tls(encrypted: Client, alone: Alone, tmp_path: Path) -> None:
+    seen: set[str] = set()
+    on(encrypted, tmp_path / "m", on_progress=lambda _: seen.update(node_addresses(encrypted).values()))
+    assert {address.split(":")[0] for address in seen - {""}} == {"tls"}
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+def test_nodes_of_a_cluster_with_tls_talk_nothing_else(encrypted: Client, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="requires encryption: set it to tls"):
+        on(encrypted, tmp_path / "m", {"cluster": {"protocol": "ucx"}})
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_worker_that_retires(encrypted: Client, alone: Alone, tmp_path: Path) -> None:
+    retired: list[threading.Thread] = []
+
+    def retire(progress: Progress) -> None:
+        if progress.batch == 2 and not retired:
+            first = sorted(encrypted.scheduler_info(n_workers=-1)["workers"])[0]
+            retired.append(threading.Thread(target=encrypted.retire_workers, args=([first],)))
+            retired[0].start()
+
+    outcome = on(encrypted, tmp_path / "m", SMALL_BATCHES, on_progress=retire)
+    retired[0].join()
+    assert outcome.progress.restarts == 1
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+@pytest.mark.slow
+def test_a_stuck_node_stops_the_run_and_nothing_is_lost(
+    workers: Client, on_nodes: Trained, alone: Alone, tmp_path: Path
+) -> None:
+    impatient: Settings = {"cluster": {"wait_seconds": 2.0, "restarts": 0}}
+    processes = workers.run(os.getpid)
+    stuck = processes[sorted(processes)[1]]
+    stopped: list[int] = []
+
+    def stop(progress: Progress) -> None:
+        if progress.batch == 3 and not stopped:
+            os.kill(stuck, signal.SIGSTOP)
+            stopped.append(stuck)
+
+    try:
+        stuck_at = (
+            r"node 0, stage \w+, batch \d+: waited 2 s for node 1|node 1, stage [a-z ]+, batch \d+: the worker .* stuck"
+        )
+        with pytest.raises(PeerError, match=stuck_at) as raised:
+            on_nodes(2, SMALL_BATCHES, impatient, out=tmp_path / "m", on_progress=stop)
+        assert "cluster.wait_seconds" in str(raised.value)
+        others = [worker for worker in processes if processes[worker] != stuck]
+        assert not any(workers.run(has_node, workers=others).values())
+    finally:
+        os.kill(stuck, signal.SIGCONT)
+    on_nodes(2, SMALL_BATCHES, out=tmp_path / "m")
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+@pytest.fixture
+def bytes_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Bytes that this process, with the scheduler and the client in it, has sent and received over Dask's comms."""
+    counted = [0]
+    write, read = tcp.TCP.write, tcp.read_bytes_rw
+
+    async def counting_write(self: Any, *args: Any, **kwargs: Any) -> int:
+        count: int = await write(self, *args, **kwargs)
+        counted[0] += count
+        return count
+
+    async def counting_read(stream: Any, count: int) -> Any:
+        counted[0] += count
+        return await read(stream, count)
+
+    monkeypatch.setattr(tcp.TCP, "write", counting_write)
+    monkeypatch.setattr(tcp, "read_bytes_rw", counting_read)
+    return lambda: counted[0]
+
+
+def test_bulk_data_passes_neither_scheduler_nor_client(on_nodes: Trained, bytes_here: Callable[[], int]) -> None:
+    large: Settings = {
+        "data": {"synthetic": {"examples": 80_000, "keys_per_slot": 100_000}},
+        "train": {"minibatch_examples": 2_000, "batch_examples": 10_000},
+    }
+    before = bytes_here()
+    outcome = on_nodes(2, large)[0]
+    passed = bytes_here() - before
+    row_bytes = 4 * (3 * 4 + 1)  # Adam, dimension 4
+    pulled = outcome.progress.counts["distinct_keys"] * row_bytes
+    assert pulled > 10_000_000
+    assert 0 < passed < pulled / 5  # heartbeats, too
