@@ -1,9 +1,10 @@
 """Two nodes against one, and daskps against the in-memory parameter server of the slides.
 
-``bench.py scaling`` trains 50 slots x 2 keys, D = 8, dnn 128-64 on generated examples, 4096 per node and step: on one node, on two, by the baseline (pipelines/baseline.py) on the same two workers, and twice on one node at the same time, two
-runs that know nothing of each other: what this machine gives two busy cores. Every node is a worker process on a core of
-its own; scheduler and client are on the first core. Rates are of the second half of a run; runs are repeated in turn and
-the median is taken.
+``bench.py scaling`` trains 50 slots x 2 keys, D = 8, dnn 128-64 on generated examples, 4096 per node and step: on one
+node, on two, by the baseline (pipelines/baseline.py) on the same two workers, and twice on one node at the same time,
+two runs that know nothing of each other: what this machine gives two busy cores. Every node is a worker process on a
+core of its own; scheduler and client are on the first core. Rates are of the second half of a run; runs are repeated in
+turn and the median is taken.
 """
 
 from __future__ import annotations
