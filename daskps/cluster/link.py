@@ -21,7 +21,7 @@ from daskps.cluster.exchange import Exchange, Packed, Touched
 from daskps.cluster.loop import LoopThread
 from daskps.cluster.message import Array
 from daskps.cluster.owner import Rows
-from daskps.cluster.partition import KeyPartition
+from daskps.cluster.partition import Grouped, KeyPartition
 from daskps.cluster.peers import Peers
 from daskps.cluster.requester import Pulled
 from daskps.cluster.session import Member
@@ -115,9 +115,17 @@ class Link:
         """Steps of the proposed batch that all nodes can take."""
         return self._loop.run(self.peers.agree_steps(batch, fitting_steps, need))
 
-    def pull(self, batch: int, wanted: Mapping[str, tuple[Keys, Floats]]) -> dict[str, Pulled]:
-        """Free rows of each table's keys into its array (U, W), in any order; what is to be known about the others."""
-        owners = {table: self.peers.group(keys) for table, (keys, _) in wanted.items()}
+    def pull(
+        self,
+        batch: int,
+        wanted: Mapping[str, tuple[Keys, Floats]],
+        owners: Mapping[str, Grouped] | None = None,
+    ) -> dict[str, Pulled]:
+        """Free rows of each table's keys into its array (U, W), in any order; what is to be known about the others.
+
+        `owners` says how each table's keys are ordered by owner, where that is known.
+        """
+        owners = owners or {table: self.peers.group(keys) for table, (keys, _) in wanted.items()}
 
         async def all_tables() -> list[Pulled]:
             return await asyncio.gather(

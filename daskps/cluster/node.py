@@ -14,6 +14,7 @@ import numpy as np
 from daskps.backend.device import Device
 from daskps.backend.ops.initial import Initialiser, initialise_rows
 from daskps.backend.ops.optimizer import state_initialisers
+from daskps.cluster.partition import Grouped
 from daskps.cluster.requester import Pulled
 from daskps.errors import StaleError
 from daskps.hbm.table import HbmTable, TableSpec
@@ -42,6 +43,7 @@ class Flight:
     batch: Batch  # without keys once it has its number
     step_starts: Int64s  # (steps + 1,) this node's examples of each step
     sets: list[WorkingSet] = field(default_factory=list)
+    owners: dict[str, Grouped] = field(default_factory=dict)  # of each table's keys, with several nodes
     rows: dict[str, Floats] = field(default_factory=dict)  # of each table: (U, width), where pulls put them
     pulled: dict[str, Pulled] = field(default_factory=dict)
     tables: list[HbmTable] = field(default_factory=list)

@@ -22,6 +22,11 @@ class Grouped:
 
     order: Int64s  # (n,)
     starts: Int64s  # (nodes + 1,)
+    in_place: bool = False  # the keys stand in this order already: `order` counts 0, 1, 2...
+
+    def slice(self, rank: int) -> slice:
+        """Where a rank's keys begin and end in the order."""
+        return slice(int(self.starts[rank]), int(self.starts[rank + 1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class KeyPartition:
     def group(self, keys: Keys) -> Grouped:
         """The order of the keys by owner."""
         if self.nodes == 1:
-            return Grouped(np.arange(len(keys)), np.array([0, len(keys)]))
+            return Grouped(np.arange(len(keys)), np.array([0, len(keys)]), in_place=True)
         order, begins = self.placement.split(keys, self.pool)
         firsts = [*(self.owned(rank).start for rank in range(self.nodes)), self.placement.partitions]
         return Grouped(order, begins[firsts])

@@ -32,7 +32,7 @@ class Pulled:
     batch: int
     table: str
     keys: Keys  # (U,)
-    groups: tuple[Int64s, ...]  # by owner: positions of its keys
+    owners: Grouped
     copied: Int64s  # rows that this node's table of the batch before has, once that one is trained
     late: tuple[int, ...]  # by owner: how many rows it will send when an earlier batch has pushed them
     shared: Int64s  # rows that other nodes hold too
@@ -50,18 +50,17 @@ async def pull(
     session: Session, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats, aside: Work
 ) -> Pulled:
     """Ask every owner for its keys, empty groups too; free rows are in `out` (U, W) when this returns."""
-    groups = tuple(np.split(owners.order, owners.starts[1:-1]))
-    if session.nodes == 1:  # the owner writes into `out` itself
-        session.send(0, "pull", batch, table=table, arrays=(keys, out))
-    else:
-        asked = await aside(lambda: [keys[group] for group in groups])
-        for owner, wanted in enumerate(asked):
-            session.send(owner, "pull", batch, table=table, arrays=(wanted,))
+    asked = keys if owners.in_place else await aside(lambda: keys[owners.order])
+    for owner in range(session.nodes):
+        at = owners.slice(owner)
+        mine = owners.in_place and owner == session.rank  # the owner writes into `out` itself
+        session.send(owner, "pull", batch, table=table, arrays=(asked[at], out[at]) if mine else (asked[at],))
     copied, late, shared, holders = [], [], [], []
-    for owner, group in enumerate(groups):
+    for owner in range(session.nodes):
         message = await session.receive("answer", batch, owner, table=table)
+        group = owners.order[owners.slice(owner)]
         if message.note != "in place":
-            await aside(partial(_place, out, group, message.arrays[4:]))
+            await aside(partial(_place, out, owners, owner, message.arrays[4:]))
         copied.append(group[message.arrays[0]])
         late.append(len(message.arrays[1]))
         shared.append(group[message.arrays[2]])
@@ -75,14 +74,18 @@ async def pull(
     sharing = await aside(partial(Shared.of, keys, all_shared, all_holders, session.rank, session.nodes))
     tell(session, batch, table, sharing)
     return Pulled(
-        *(batch, table, keys, groups, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed, sharing)
+        *(batch, table, keys, owners, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed, sharing)
     )
 
 
-def _place(out: Floats, group: Int64s, arrays: tuple[Array, ...]) -> None:
-    """Rows of a group into `out`: of all its keys, or of those at the positions that came with them."""
-    rows, positions = arrays[0], group if len(arrays) == 1 else group[arrays[1]]
-    _scatter(out, positions, rows)
+def _place(out: Floats, owners: Grouped, owner: int, arrays: tuple[Array, ...]) -> None:
+    """An owner's rows into `out`: of all its keys, or of those at the positions that came with them."""
+    rows, at = arrays[0], owners.slice(owner)
+    if owners.in_place and len(arrays) == 1 and rows.shape == out[at].shape:
+        out[at] = rows
+    else:
+        group = owners.order[at]
+        _scatter(out, group if len(arrays) == 1 else group[arrays[1]], rows)
 
 
 def _scatter(out: Floats, positions: Int64s, rows: Floats) -> None:
@@ -98,7 +101,7 @@ async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) 
         step = 0
         while missing:
             message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
-            positions = pulled.groups[owner][message.arrays[0]]
+            positions = pulled.owners.order[pulled.owners.slice(owner)][message.arrays[0]]
             if len(message.arrays) > 1:  # else the owner has put them there
                 await aside(partial(_scatter, out, positions, message.arrays[1]))
             yield positions
@@ -113,25 +116,31 @@ async def push(
 
     `snapshot` names the snapshot that holds this batch and none after it, or is empty; all nodes say the same.
     """
-    for owner, group in enumerate(pulled.groups):
+    for owner in range(session.nodes):
         arrays: tuple[Array, ...] = (pulled.keys, rows)
         if session.nodes > 1:
-            arrays = await aside(partial(_pushed, pulled, group, rows, check_replicas))
+            arrays = await aside(partial(_pushed, pulled, owner, rows, check_replicas))
         session.send(owner, "push", pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
     await asyncio.gather(
         *(session.receive("taken", pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
     )
 
 
-def _pushed(pulled: Pulled, group: Int64s, rows: Floats, check_replicas: bool) -> tuple[Array, ...]:
-    """Keys and rows of a group that this node pushes; with `check_replicas` also keys and hashes of shared ones."""
-    mine = group if pulled.pushed is None else group[pulled.pushed[group]]
-    values = np.empty((len(mine), rows.shape[1]), np.float32)
-    library().link_gather(rows=rows, width=rows.shape[1], positions=mine, n=len(mine), out=values)
+def _pushed(pulled: Pulled, owner: int, rows: Floats, check_replicas: bool) -> tuple[Array, ...]:
+    """Keys and rows that this node pushes to an owner; with `check_replicas` also keys and hashes of shared ones."""
+    at = pulled.owners.slice(owner)
+    group = pulled.owners.order[at]
+    chosen = None if pulled.pushed is None else pulled.pushed[group]
+    if pulled.owners.in_place and (chosen is None or chosen.all()):  # as they lie there
+        keys, values = pulled.keys[at], rows[at]
+    else:
+        mine = group if chosen is None else group[chosen]
+        keys, values = pulled.keys[mine], np.empty((len(mine), rows.shape[1]), np.float32)
+        library().link_gather(rows=rows, width=rows.shape[1], positions=mine, n=len(mine), out=values)
     if not check_replicas:
-        return pulled.keys[mine], values
+        return keys, values
     shared = group[np.isin(group, pulled.shared)]
-    return pulled.keys[mine], values, pulled.keys[shared], hash_rows(rows[shared])
+    return keys, values, pulled.keys[shared], hash_rows(rows[shared])
 
 
 async def lookup(

@@ -6,6 +6,7 @@ In: a batch, the numbers of the table's slots. Out: a `WorkingSet`. Distinct key
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from daskps.backend.ops.partition import partition
 from daskps.backend.ops.table import DEVICE_SALT
 from daskps.backend.ops.unique import unique
 from daskps.backend.workspace import Workspace
+from daskps.cluster.partition import Grouped, KeyPartition
 from daskps.types import Batch, Floats, Int32s, Int64s, Keys, WorkingSet
 
 
@@ -45,6 +47,18 @@ def find_working_set(
     row_at = np.empty(len(distinct), np.int32)
     row_at[key_of] = np.arange(len(distinct), dtype=np.int32)
     return WorkingSet(distinct, row_at[row_of], offsets, weights, starts, key_of)
+
+
+def by_owner(working_set: WorkingSet, partition: KeyPartition) -> tuple[WorkingSet, Grouped]:
+    """The same with its keys in the order of their owners: pulls and pushes are runs of it, and need no copy."""
+    found = partition.group(working_set.keys)
+    place = np.empty(len(found.order), np.int32)
+    place[found.order] = np.arange(len(place), dtype=np.int32)
+    keys = working_set.keys[found.order]
+    ordered = Grouped(np.arange(len(keys)), found.starts, in_place=True)
+    if working_set.key_of is not None:  # rows keep their numbers, which say on which device they are
+        return replace(working_set, keys=keys, key_of=place[working_set.key_of]), ordered
+    return replace(working_set, keys=keys, row_of=place[working_set.row_of]), ordered
 
 
 def select_slots(batch: Batch, slots: tuple[int, ...]) -> tuple[Keys, Int64s, Floats | None]:

@@ -17,7 +17,6 @@ from daskps.flow.fitting import SLACK, Fit
 from daskps.hbm.table import TableSpec
 from daskps.mem.budget import split
 from daskps.ssd.format import KEY_BYTES, default_file_rows
-from daskps.types import Keys
 
 
 class Room:
@@ -68,7 +67,11 @@ class Room:
     def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable]) -> Fit:
         """Whether the batch fits the devices here, and what it asks of whom; CapacityError if one step is too much."""
         steps, here = len(flight.step_starts) - 1, max(len(working_set.keys) for working_set in flight.sets)
-        asked = tuple(self._asked(working_set.keys) for working_set in flight.sets)
+        asked: tuple[tuple[int, ...], ...]
+        if self._nodes > 1:
+            asked = tuple(tuple(np.diff(flight.owners[spec.name].starts).tolist()) for spec in self._specs)
+        else:
+            asked = tuple((len(working_set.keys),) for working_set in flight.sets)
         served = int(min(table.mem.batch_rows for table in tables))
         if steps == 1 and (here > self._hbm_rows or max(map(max, asked)) > served):
             budget, depth = self._job.budget, self._job.train.depth
@@ -79,11 +82,3 @@ class Room:
             )
         on_devices = steps if here <= self._hbm_rows else max(1, int(steps * self._hbm_rows * SLACK / here))
         return Fit(rank, on_devices, asked, tuple(map(self._served_rows, tables)))
-
-    def _asked(self, keys: Keys) -> tuple[int, ...]:
-        """Distinct keys by owner."""
-        if self._nodes == 1:
-            return (len(keys),)
-        placement = self._partition.placement
-        counts = np.bincount(placement.of(keys, self._partition.pool), minlength=placement.partitions)
-        return tuple(int(counts[list(self._partition.owned(rank))].sum()) for rank in range(self._nodes))

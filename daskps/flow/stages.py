@@ -19,7 +19,7 @@ from daskps.cluster.node import Flight, Read
 from daskps.cluster.plugin import plugin_here
 from daskps.errors import StaleError, TrainingError
 from daskps.flow.begin import begin
-from daskps.flow.dedup import find_working_set
+from daskps.flow.dedup import by_owner, find_working_set
 from daskps.flow.fitting import Fit
 from daskps.flow.levels import counts, levels
 from daskps.flow.open_node import OpenNode
@@ -126,7 +126,10 @@ def dedup(node: OpenNode, token: Token) -> tuple[Fit, float]:
     """The distinct keys of each table. Answers what would fit."""
     flight = node.flights.begin(token)
     for spec in node.specs:
-        flight.sets.append(find_working_set(flight.batch, spec.slots, node.devices, node.dedup_scratch))
+        working_set = find_working_set(flight.batch, spec.slots, node.devices, node.dedup_scratch)
+        if node.nodes > 1:
+            working_set, flight.owners[spec.name] = by_owner(working_set, node.partition)
+        flight.sets.append(working_set)
     return node.room.fit(node.rank, flight, node.tables), 0.0
 
 
@@ -137,7 +140,8 @@ def pull(node: OpenNode, token: Token) -> tuple[None, float]:
         flight.rows[spec.name] = node.host.empty((len(working_set.keys), spec.layout.width), np.float32)
     keys = {spec.name: working_set.keys for spec, working_set in zip(node.specs, flight.sets, strict=True)}
     started, busy = time.perf_counter(), node.link.busy_seconds
-    flight.pulled = node.link.pull(token.batch, {table: (keys[table], rows) for table, rows in flight.rows.items()})
+    wanted = {table: (keys[table], rows) for table, rows in flight.rows.items()}
+    flight.pulled = node.link.pull(token.batch, wanted, flight.owners)
     worked = node.link.busy_seconds - busy
     return None, max(0.0, time.perf_counter() - started - worked)
 
