@@ -1,7 +1,7 @@
-"""Training as a whole: beside torch and FBGEMM, with ever smaller caches, stage by stage, and larger than memory.
+"""Training as a whole: beside torch and FBGEMM, with smaller caches, stage by stage, what is learned, beyond memory.
 
-``bench.py train`` runs the first three parts; ``--only peers|cache|stages`` one of them; ``--large`` instead trains a
-model of 30 GB and more for 50 batches (about half an hour and 60 GB of disk) and draws it, with ``--plot FILE``.
+``bench.py train`` runs all but the last; ``--only peers|cache|stages|learning`` one of them; ``--large`` instead trains
+a model of 30 GB and more for 50 batches (about half an hour and 60 GB of disk) and draws it, with ``--plot FILE``.
 
 Peers get the same raw 64-bit keys and turn them into indices by a multiplicative hash, which is counted; their tables
 are allocated before. Ours goes through all stages and tiers, Dask tasks and all, from examples in memory; its first
@@ -289,6 +289,45 @@ def stage_times(cores: int, steps: int) -> list[Result]:
     return results
 
 
+# -- learning ------------------------------------------------------------------------------------------------------
+
+
+def learning(cores: int, examples: int = 4_000_000, validation: int = 200_000) -> list[Result]:
+    """How far one pass goes from an AUC of 0.5 to the best one that the generator's own probabilities reach."""
+    table = {"optimizer": {"kind": "adagrad", "learning_rate": 0.05, "initial_accumulator": 1e-6}}
+    cases: dict[str, tuple[float, dict[str, Any]]] = {
+        "dnn, 10 slots of 1 k keys with interactions": (
+            0.95,
+            {
+                "data": {"synthetic": {"slots": 10, "keys_per_slot": 1_000}},
+                "tables": {"main": {"dimension": 16, **table, "initialiser": {"kind": "normal", "scale": 0.01}}},
+                "model": {"hidden": HIDDEN, "optimizer": {"kind": "adagrad", "learning_rate": 0.02}},
+                "train": {"minibatch_examples": 512},
+            },
+        ),
+        "lr, 20 slots of 10 k keys with weights only": (
+            0.98,
+            {
+                "data": {"synthetic": {"slots": 20, "keys_per_slot": 10_000, "interaction_scale": 0}},
+                "tables": {"main": {"dimension": 1, **table, "initialiser": {"kind": "constant", "scale": 0.0}}},
+                "model": {"kind": "lr"},
+                "train": {"minibatch_examples": 1024},
+            },
+        ),
+    }
+    results = []
+    for name, (wanted, settings) in cases.items():
+        settings["data"]["synthetic"]["examples"] = examples
+        settings["data"] |= {"format": "synthetic", "validation_rows": validation}
+        with tempfile.TemporaryDirectory() as out:
+            job = make_job({**settings, "out": out, "cluster": {"cores": cores}})
+            best = inputs.synthetic(job).best(examples, examples + validation).auc
+            reached = train(job).progress.validations[-1].metrics["auc"]
+        way = (reached - 0.5) / (best - 0.5)
+        results.append(Result(f"learning: {name}", reached, "best AUC", best, way, wanted, "AUC (ratio: of the way)"))
+    return results
+
+
 # -- larger than memory --------------------------------------------------------------------------------------------
 
 
@@ -368,7 +407,7 @@ def run(arguments: list[str]) -> list[Result]:
     parser.add_argument("--cores", type=int, default=os.cpu_count())
     parser.add_argument("--steps", type=int, default=192, help="mini-batches of a pass")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["peers", "cache", "stages"])
+    parser.add_argument("--only", choices=["peers", "cache", "stages", "learning"])
     parser.add_argument("--workload", type=int, choices=[1, 2, 3], help="one of the three workloads")
     parser.add_argument("--large", action="store_true", help="the model that is larger than memory, and nothing else")
     parser.add_argument("--plot", type=Path, help="with --large: where to draw it")
@@ -383,6 +422,8 @@ def run(arguments: list[str]) -> list[Result]:
                 results += against_peers(work, options.steps, options.rounds, options.cores)
     if options.only in {None, "cache"}:
         results += with_smaller_caches(options.cores, options.steps // 2, (1.0, 0.5, 0.2, 0.1, 0.05))
+    if options.only in {None, "learning"}:
+        results += learning(options.cores)
     if options.only in {None, "stages"}:
         results += stage_times(options.cores, options.steps // 2)
     return results
