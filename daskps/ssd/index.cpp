@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 static const int64_t SLOT = 10, AHEAD = 12;
+static const int FIND_LINES = 2, INSERT_LINES = 8;
 static const uint32_t ABSENT = 0xffffffffu;
 static const uint64_t SEED = 0x9e3779b97f4a7c15ull;
 
@@ -99,11 +100,11 @@ DEVICE uint32_t find(const Group<BITS>& group, uint64_t hash) {
     return place >= Slots<BITS>::DEAD ? ABSENT : place;
 }
 
+// At 90% load an entry is 4 slots from home on average, and a new one moves 50 others: `lines` of 64 bytes are wanted.
 template <int BITS>
-DEVICE void prefetch_home(const Group<BITS>& group, uint64_t hash) {
+DEVICE void prefetch_home(const Group<BITS>& group, uint64_t hash, int lines) {
     const uint8_t* home = group.slots + home_of(hash, group.capacity) * SLOT;
-    __builtin_prefetch(home);
-    __builtin_prefetch(home + 64);  // at 94% load an entry is 8 slots from home, on average
+    for (int line = 0; line < lines; ++line) __builtin_prefetch(home + 64 * line);
 }
 
 // `call<BITS>(...)` for the BITS of an index.
@@ -138,7 +139,7 @@ DEVICE void find_all(const uint64_t* tables, const int64_t* capacities, const ui
         }
         if (i < last) {
             const uint64_t hash = ring[i % AHEAD] = hash_of(keys[i]);
-            prefetch_home(group_at<BITS>(tables, capacities, starts, group_of(hash)), hash);
+            prefetch_home(group_at<BITS>(tables, capacities, starts, group_of(hash)), hash, FIND_LINES);
         }
     }
 }
@@ -157,7 +158,7 @@ DEVICE int64_t request_all(const uint64_t* tables, const int64_t* capacities, co
     for (int64_t i = first; i < last; ++i) {
         if (i + AHEAD < last) {
             const uint64_t next = hashes[i + AHEAD];
-            prefetch_home(group_at<BITS>(tables, capacities, starts, group_of(next)), next);
+            prefetch_home(group_at<BITS>(tables, capacities, starts, group_of(next)), next, FIND_LINES);
         }
         const uint32_t place = find(group_at<BITS>(tables, capacities, starts, group_of(hashes[i])), hashes[i]);
         requests[first + count] = (uint64_t)place << 32 | positions[i];
@@ -195,7 +196,7 @@ DEVICE int64_t insert_all(const uint64_t* tables, const int64_t* capacities, con
     for (int64_t g = first; g < last; ++g) {
         const Group<BITS> group = group_at<BITS>(tables, capacities, starts, g);
         for (int64_t& i = cursors[g]; i < ends[g]; ++i) {
-            if (i + AHEAD < ends[g]) prefetch_home(group, hashes[i + AHEAD]);
+            if (i + AHEAD < ends[g]) prefetch_home(group, hashes[i + AHEAD], INSERT_LINES);
             bool found;
             const int64_t p = seek(group, hashes[i], &found);
             uint8_t* slot = group.slots + p * SLOT;

@@ -180,17 +180,24 @@ def test_a_load_never_returns_a_damaged_row(tmp_path, pool: ComputePool, array: 
         store.load(keys)
 
 
-def test_a_damaged_index_can_be_rebuilt(tmp_path, pool: ComputePool) -> None:
-    keys = np.arange(100, dtype=np.uint64)
+@pytest.mark.parametrize("narrow_places", [2**24 - 2, 1000])
+def test_a_damaged_index_can_be_rebuilt(tmp_path, pool: ComputePool, narrow_places: int, monkeypatch) -> None:
+    monkeypatch.setattr("daskps.ssd.index.NARROW_PLACES", narrow_places)  # both kinds of slots in a small store
+    keys = np.arange(5000, dtype=np.uint64)
     rows = rows_for(keys)
     with Store.create(tmp_path, LAYOUT, pool=pool, options=QUIET) as store:
         store.append(keys, rows)
         store.commit("a", save_index=True)
-    flip(tmp_path / "index" / "1" / "c.0", 5000)
-    with pytest.raises(CorruptionError, match="rebuild_index=True"):
-        Store.open(tmp_path, pool=pool)
-    with Store.open(tmp_path, pool=pool, rebuild_index=True) as store:
+    with Store.open(tmp_path, pool=pool) as store:
         check(store, as_dict(keys, rows))
+    image = tmp_path / "index" / "1" / "c.0"
+    for position, what in ((0, "head"), (5000, "head"), (11_000, "head"), (image.stat().st_size - 1, "group 255")):
+        flip(image, position)
+        with pytest.raises(CorruptionError, match=f"index/1/c.0 .*{what} is damaged.*rebuild_index=True"):
+            Store.open(tmp_path, pool=pool)
+        with Store.open(tmp_path, pool=pool, rebuild_index=True) as store:
+            check(store, as_dict(keys, rows))
+        flip(image, position)
 
 
 def test_a_missing_file_is_named_and_never_read_as_zeros(tmp_path, pool: ComputePool) -> None:
