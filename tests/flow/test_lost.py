@@ -84,35 +84,36 @@ def test_a_submitted_run_outlives_the_worker_of_its_driver(workers: Client, alon
 @pytest.fixture
 def by_hand(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """A scheduler and three workers, as the message of `NodePlugin` says to start them; each nanny is a process."""
-    log = (tmp_path / "scheduler.log").open("w+")
+    logs = [(tmp_path / f"{name}.log").open("w+") for name in ("scheduler", "worker0", "worker1", "worker2")]
     dask = [sys.executable, "-m", "dask"]
     processes = [
-        subprocess.Popen([*dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"], stderr=log)
+        subprocess.Popen([*dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"], stderr=logs[0])
     ]
     try:
         found = None
         while found is None:
-            log.seek(0)
-            found = re.search(r"Scheduler at:\s+(tcp://\S+)", log.read())
+            logs[0].seek(0)
+            found = re.search(r"Scheduler at:\s+(tcp://\S+)", logs[0].read())
         address = found.group(1)
         worker = ["worker", address, "--nworkers", "1", "--nthreads", str(THREADS), "--memory-limit", "0"]
         for number in range(3):
             folder = str(tmp_path / f"worker{number}")
             command = [*dask, *worker, "--no-dashboard", "--local-directory", folder]
-            processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-        yield address, processes[1:]
+            processes.append(subprocess.Popen(command, stderr=logs[1 + number]))
+        yield address, processes
     finally:
         for process in reversed(processes):
             process.terminate()
         for process in processes:
             process.wait()
-        log.close()
+        for log in logs:
+            log.close()
 
 
 def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
     by_hand: tuple[str, list[subprocess.Popen[bytes]]], alone: Alone, tmp_path: Path
 ) -> None:
-    address, nannies = by_hand
+    address, (_, *nannies) = by_hand
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(3)
         parents = client.run(os.getppid)
@@ -127,4 +128,26 @@ def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
         outcome = train(make_job(settings_for(tmp_path / "m")), client=address, on_progress=lose_one)
         assert lost
         assert outcome.progress.restarts == 1
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+def test_a_run_whose_scheduler_is_lost_says_so_and_is_resumed_by_hand(
+    by_hand: tuple[str, list[subprocess.Popen[bytes]]], workers: Client, alone: Alone, tmp_path: Path
+) -> None:
+    address, (scheduler, *_) = by_hand
+    settings = settings_for(tmp_path / "m")
+
+    def lose_scheduler(progress: Progress) -> None:
+        if progress.batch == 2:
+            scheduler.kill()
+
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(3)
+        with pytest.raises(daskps.DaskpsError, match="scheduler is gone"):
+            train(make_job(settings), client=client, on_progress=lose_scheduler)
+    for process in by_hand[1]:
+        process.kill()
+        process.wait()
+    workers.wait_for_workers(4)
+    train(make_job(settings), client=workers)
     assert model_bits(tmp_path / "m") == alone()[1]
