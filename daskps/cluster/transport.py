@@ -8,6 +8,7 @@ then go straight to the comm's stream; other protocols (ucx) carry the same fram
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from daskps.errors import DaskpsError, PeerError, StaleError
 logger = logging.getLogger("daskps.cluster")
 
 HELLO = "hello"
+FLUSH_SECONDS = 2.0  # a peer that is stuck never reads what is still to be written
 JOIN_SECONDS = 30.0  # all nodes join at the same moment; one that does not is gone
 
 
@@ -71,10 +73,16 @@ class Connection:
         return await decode(pieces.read, pieces.read_into)
 
     async def close(self) -> None:
-        """Write what is still to be written, then close."""
-        if self._last_write is not None:
-            await asyncio.wait([self._last_write])
-        await self.comm.close()
+        """Write what is still to be written, as far as the peer reads it, then close."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                if self._last_write is not None:
+                    await asyncio.wait([self._last_write])
+                await self.comm.close()
+        if self._stream is not None:
+            self._stream.close()
+        else:
+            self.comm.abort()
 
 
 class Transport:
@@ -141,8 +149,7 @@ class Transport:
         self._closing = True
         if self._listener is not None:
             self._listener.stop()
-        for connection in self._connections.values():
-            await connection.close()
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

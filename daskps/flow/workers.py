@@ -16,7 +16,7 @@ from dask.base import annotate
 from distributed import Client, Future
 
 from daskps.cluster.plugin import STAGES, NannyMemoryPlugin, NodePlugin
-from daskps.errors import PeerError
+from daskps.errors import PeerError, TrainingError
 from daskps.flow.stages import run_control, run_stage
 from daskps.flow.tasks import Task
 
@@ -43,7 +43,17 @@ class Workers:
 
     def present(self) -> dict[str, float]:
         """Seconds without a heartbeat of every worker; counted here, as clocks of machines differ."""
-        found, now = self._client.scheduler_info(n_workers=-1)["workers"], time.monotonic()
+        try:
+            if (scheduler := self._client.scheduler) is None:
+                raise OSError("the client is closed")
+            # Client.scheduler_info may give what it was told before, or what it asks for in the background: of five.
+            found = self._client.sync(scheduler.identity, n_workers=-1)["workers"]
+            now = time.monotonic()
+        except OSError as error:
+            raise TrainingError(
+                f"Dask's scheduler is gone: {error!r}; nothing is lost: start it again with its workers, then train "
+                "again, which goes on from the last snapshot"
+            ) from None
         self._heard = {
             worker: known
             if (known := self._heard.get(worker)) and known[0] == about["last_seen"]
@@ -77,7 +87,12 @@ class Workers:
 
     async def fetch(self, task: Task, seconds: float) -> Any:
         """What an ended task gave or raised."""
-        return cast("Future[Any]", task).result(timeout=seconds)
+        try:
+            return cast("Future[Any]", task).result(timeout=seconds)
+        except OSError:
+            if task.status == "error":
+                raise
+            raise TimeoutError from None  # the scheduler, or who has the result, does not answer
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_a_peer_that_is_gone_stops_those_who_wait_for_it(nodes: Callable[..., No
     assert isinstance(results[0], PeerError)
     assert isinstance(results[2], PeerError)
     assert "node 1" in str(results[0])
+
+
+def test_a_peer_that_reads_nothing_does_not_keep_a_node_from_closing(nodes: Callable[..., Nodes]) -> None:
+    joined = nodes(2)
+    stuck = threading.Event()
+    joined.loops[1].call(stuck.wait)
+
+    async def write_much_and_close() -> None:
+        joined.sessions[0].send(1, "rows", 0, arrays=(np.zeros(8_000_000),))
+        await joined.transports[0].close()
+
+    joined.loops[0].run(write_much_and_close())
+    stuck.set()
 
 
 def test_a_node_of_another_epoch_is_refused(nodes: Callable[..., Nodes]) -> None:

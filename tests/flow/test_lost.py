@@ -1,0 +1,153 @@
+"""Who may be lost, and who takes over: a nanny, a submitted job's client, the worker that its driver runs on.
+
+Run with `python -m pytest tests/flow/test_lost.py -m slow`; tests/test_submit.py has a client that just leaves.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+import daskps
+from daskps.cluster.plugin import THREADS
+from daskps.config import make_job
+from daskps.flow.progress import Progress
+from daskps.flow.train import train
+from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Settings, merged, model_bits
+from tests.flow.test_killed import SHORT
+
+pytestmark = pytest.mark.slow
+
+
+def settings_for(path: Path) -> Settings:
+    return merged(SMALL, FEW, CHECKED, SHORT, {"out": str(path)})
+
+
+def submit_and_wait(address: str, settings: Settings, name: str, submitted: Any) -> None:
+    """A process whose client leaves a job with the cluster."""
+    with Client(address, set_as_default=False) as client:
+        daskps.submit(settings, client, name=name)
+        submitted.set()
+        daskps.find(name, client).result()
+
+
+def submit_elsewhere(client: Client, settings: Settings, name: str) -> None:
+    """Submit from another process, and kill that."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.flow.test_lost"])
+    submitted = context.Event()
+    process = context.Process(target=submit_and_wait, args=(client.scheduler.address, settings, name, submitted))
+    process.start()
+    submitted.wait()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_submitted_run_outlives_its_client(workers: Client, alone: Alone, tmp_path: Path) -> None:
+    workers.wait_for_workers(4)
+    submit_elsewhere(workers, settings_for(tmp_path / "m"), "orphan")
+    assert daskps.find("orphan", workers).result()["position"] == 4_000
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+def kill_own_worker_once(marker: str) -> None:
+    """Runs where the driver does: ends its worker's process."""
+    if not os.path.exists(marker):
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_submitted_run_outlives_the_worker_of_its_driver(workers: Client, alone: Alone, tmp_path: Path) -> None:
+    workers.wait_for_workers(4)
+    run = daskps.submit(settings_for(tmp_path / "m"), workers, name="driverless")
+    while run.status()["batch"] < 2:
+        pass
+    (at,) = workers.who_has([run.future]).values() or [()]
+    processing = {key: worker for worker, keys in workers.processing().items() for key in keys}
+    victim = at[0] if at else next(worker for key, worker in processing.items() if "daskps-driver" in str(key))
+    with contextlib.suppress(OSError):
+        workers.run(kill_own_worker_once, str(tmp_path / "killed"), workers=[victim])
+    assert run.result()["position"] == 4_000
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and three workers, as the message of `NodePlugin` says to start them; each nanny is a process."""
+    logs = [(tmp_path / f"{name}.log").open("w+") for name in ("scheduler", "worker0", "worker1", "worker2")]
+    dask = [sys.executable, "-m", "dask"]
+    processes = [
+        subprocess.Popen([*dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"], stderr=logs[0])
+    ]
+    try:
+        found = None
+        while found is None:
+            logs[0].seek(0)
+            found = re.search(r"Scheduler at:\s+(tcp://\S+)", logs[0].read())
+        address = found.group(1)
+        worker = ["worker", address, "--nworkers", "1", "--nthreads", str(THREADS), "--memory-limit", "0"]
+        for number in range(3):
+            folder = str(tmp_path / f"worker{number}")
+            command = [*dask, *worker, "--no-dashboard", "--local-directory", folder]
+            processes.append(subprocess.Popen(command, stderr=logs[1 + number]))
+        yield address, processes
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait()
+        for log in logs:
+            log.close()
+
+
+def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
+    by_hand: tuple[str, list[subprocess.Popen[bytes]]], alone: Alone, tmp_path: Path
+) -> None:
+    address, (_, *nannies) = by_hand
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(3)
+        parents = client.run(os.getppid)
+        lost: list[int] = []
+
+        def lose_one(progress: Progress) -> None:
+            if progress.batch == 2 and not lost:
+                lost.append(parents[sorted(parents)[0]])
+                os.kill(lost[0], signal.SIGKILL)
+
+        assert {nanny.pid for nanny in nannies} == set(parents.values())
+        outcome = train(make_job(settings_for(tmp_path / "m")), client=address, on_progress=lose_one)
+        assert lost
+        assert outcome.progress.restarts == 1
+    assert model_bits(tmp_path / "m") == alone()[1]
+
+
+def test_a_run_whose_scheduler_is_lost_says_so_and_is_resumed_by_hand(
+    by_hand: tuple[str, list[subprocess.Popen[bytes]]], workers: Client, alone: Alone, tmp_path: Path
+) -> None:
+    address, (scheduler, *_) = by_hand
+    settings = settings_for(tmp_path / "m")
+
+    def lose_scheduler(progress: Progress) -> None:
+        if progress.batch == 2:
+            scheduler.kill()
+
+    with Client(address, set_as_default=False) as client:
+        client.wait_for_workers(3)
+        with pytest.raises(daskps.DaskpsError, match="scheduler is gone"):
+            train(make_job(settings), client=client, on_progress=lose_scheduler)
+    for process in by_hand[1]:
+        process.kill()
+        process.wait()
+    workers.wait_for_workers(4)
+    train(make_job(settings), client=workers)
+    assert model_bits(tmp_path / "m") == alone()[1]
