@@ -233,8 +233,8 @@ class Worker:
         )
         self.metrics.update(batch.labels, result.logits, batch.example_weights)
         sums = [table.sum(part, [slope]) for table, part, slope in zip(tables, parts, result.gradients, strict=True)]
-        for table in tables:
-            table.check()
+        for table, part, slope in zip(tables, parts, result.gradients, strict=True):
+            table.check(part, [slope])
         self._push(session, step, ready, numbers, sums, result.sums)
         self.network.apply(self._loop.run(sum_dense(session, step, 0, result.sums)), self.optimizer)
 

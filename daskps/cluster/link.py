@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,13 +207,10 @@ class BatchExchange:
     def __init__(self, loop: LoopThread, peers: Peers, batch: int, exchange: Exchange) -> None:
         self._loop, self._peers, self._batch, self._exchange = loop, peers, batch, exchange
 
-    def sum(
-        self, step: int, touched: Mapping[str, Touched], dense: Int64s
-    ) -> tuple[dict[str, tuple[Touched, Touched]], Int64s]:
-        """Sums of all nodes: of rows touched here, of rows that only others touched, of the dense network.
+    def start(self, step: int, touched: Mapping[str, Touched], dense: Int64s) -> Pending:
+        """Send what this node has of a step; all nodes do so for every step, and `finish` it before the next.
 
-        All nodes call it for every step; the own sums are added to in place. `dense` may be written to again two steps
-        later.
+        `dense` may be written to again two steps later.
         """
         packed = self._exchange.pack(touched)
 
@@ -222,8 +219,7 @@ class BatchExchange:
                 self._exchange.swap(step, packed), self._peers.sum_dense(self._batch, step, dense)
             )
 
-        received, total = self._loop.run(both())
-        return self._exchange.add(touched, received), total
+        return Pending(self._exchange, touched, self._loop.start(both()))
 
     def merge(
         self,
@@ -243,6 +239,20 @@ class BatchExchange:
             )
 
         return self._loop.run(both())
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step whose sums are on their way."""
+
+    _exchange: Exchange
+    _touched: Mapping[str, Touched]
+    _answer: Future[tuple[dict[int, Packed], Int64s]]
+
+    def finish(self) -> tuple[dict[str, tuple[Touched, Touched]], Int64s]:
+        """Sums of all nodes: of rows touched here, added to in place, of rows only others touched, of the network."""
+        received, dense = self._answer.result()
+        return self._exchange.add(self._touched, received), dense
 
 
 async def _make_transport() -> Transport:

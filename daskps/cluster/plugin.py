@@ -7,6 +7,9 @@ thread and one bounded queue per stage"), and a place for the Node, whose state 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +22,16 @@ from daskps.errors import BackendError, StaleError
 STAGES = ("read", "dedup", "pull", "load", "train", "push", "control")
 THREADS = len(STAGES) + 2  # a worker runs at most `nthreads` tasks over all its executors
 NAME = "daskps"
+NICENESS = 5  # of the threads that work ahead
+
+
+def step_back() -> None:
+    """Let threads that train and that carry messages go first on a busy core; all nodes wait for the slowest step.
+
+    For threads that work ahead. What they have not done yet holds nobody up until the batches in flight are used up.
+    """
+    if sys.platform == "linux":  # where priorities are of threads, not of processes
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class NodePlugin(WorkerPlugin):
@@ -38,7 +51,9 @@ class NodePlugin(WorkerPlugin):
                 f"--nthreads {THREADS} --memory-limit 0`; cores to compute with are set in the job (cluster.cores)"
             )
         for stage in STAGES:
-            worker.executors[f"daskps-{stage}"] = ThreadPoolExecutor(1, thread_name_prefix=f"daskps-{stage}")
+            worker.executors[f"daskps-{stage}"] = ThreadPoolExecutor(
+                1, thread_name_prefix=f"daskps-{stage}", initializer=None if stage == "train" else step_back
+            )
         keep_freed_memory()
         # A node keeps to its own budgets; Dask would pause or kill it at limits that it does not know of.
         for limit in ("memory_target_fraction", "memory_spill_fraction", "memory_pause_fraction"):

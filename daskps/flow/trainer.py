@@ -40,12 +40,14 @@ class Trainer:
     ) -> None:
         self.devices, self.networks, self.optimizer, self.metrics = devices, networks, optimizer, metrics
         self._steps, self._rows, self._sync_every = steps, rows, sync_every
+        self._ahead: list[StepPart] = []  # of the step that comes next
 
     def train(self, flight: Flight, exchange: BatchExchange | None = None) -> None:
         """Every step of the batch, in order; with `exchange` the other nodes' parts of it too."""
         apart = None
         if exchange is not None and self._sync_every > 1:
             apart, exchange = Apart(flight, self.networks, exchange, self._sync_every), None
+        self._ahead = self._parts(flight, 0)
         for step in range(len(flight.step_starts) - 1):
             try:
                 self._step(flight, step, exchange, apart)
@@ -56,10 +58,7 @@ class Trainer:
         batch, start, stop = flight.batch, int(flight.step_starts[step]), int(flight.step_starts[step + 1])
         cuts = self._steps.device_starts(stop - start)
         before = self._examples_before(flight.token.first_step + step)
-        parts = [
-            table.part(*_occurrences(working_set, start, stop, len(table.spec.slots)), cuts)
-            for table, working_set in zip(flight.tables, flight.sets, strict=True)
-        ]
+        parts = self._ahead
         results = []
         for m, device in enumerate(self.devices):
             pooled = [table.pool(part, m) for table, part in zip(flight.tables, parts, strict=True)]
@@ -82,12 +81,24 @@ class Trainer:
         gradients = [[result.gradients[number] for result in results] for number in range(len(parts))]
         if exchange is None:
             self._update(flight, parts, gradients, step_weight(sums), apart)
+            self._ahead = self._parts(flight, step + 1)
         else:
             sums = self._update_on_all(flight, parts, gradients, sums, step, exchange)
         for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
             network.apply(device.from_host(sums), self.optimizer)
         if apart is not None:
             apart.end_step(step)
+
+    def _parts(self, flight: Flight, step: int) -> list[StepPart]:
+        """The occurrences of a step, by table; nothing after the batch's last."""
+        if step + 1 >= len(flight.step_starts):
+            return []
+        start, stop = int(flight.step_starts[step]), int(flight.step_starts[step + 1])
+        cuts = self._steps.device_starts(stop - start)
+        return [
+            table.part(*_occurrences(working_set, start, stop, len(table.spec.slots)), cuts)
+            for table, working_set in zip(flight.tables, flight.sets, strict=True)
+        ]
 
     def _update(
         self,
@@ -119,7 +130,9 @@ class Trainer:
         for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
             touched[table.spec.name] = Touched(*table.sum(part, slopes))
             table.check(part, slopes)
-        summed, sums = exchange.sum(step, touched, sums)
+        pending = exchange.start(step, touched, sums)
+        self._ahead = self._parts(flight, step + 1)  # while the sums are on their way
+        summed, sums = pending.finish()
         weight = step_weight(sums)
         if weight > 0:
             for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):

@@ -10,25 +10,28 @@ turn and the median is taken.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import dask
 from baseline import train_in_memory
 from distributed import Client, LocalCluster
 
 from benchmarks.harness import Result, missing
 from daskps.cluster.plugin import THREADS
 from daskps.config import Job, make_job
+from daskps.flow.embedded import SETTINGS
 from daskps.flow.progress import Outcome, Progress
 from daskps.flow.train import train
 
 EXAMPLES = 4096  # per node and step
+
+Run = tuple[float, float, float]  # examples/s, bytes sent per example, AUC
 
 
 def pin(core: int) -> None:
@@ -41,6 +44,7 @@ def pin(core: int) -> None:
 def workers(cores: Sequence[int]) -> Iterator[Client]:
     """One worker process on each of the cores; scheduler and client on the first core of the machine."""
     with (
+        dask.config.set(SETTINGS),
         LocalCluster(
             n_workers=len(cores),
             processes=True,
@@ -97,8 +101,8 @@ def step_ends(outcome: Outcome) -> dict[int, float]:
     return ends
 
 
-def train_daskps(client: Client, nodes: int, steps: int) -> tuple[float, float, float]:
-    """Examples/s, bytes sent per example, AUC."""
+def train_daskps(client: Client, nodes: int, steps: int) -> Run:
+    """Train by daskps."""
     sent: dict[str, int] = {}
 
     def note_at_the_end(progress: Progress) -> None:
@@ -117,8 +121,8 @@ def bytes_sent(dask_worker: Any) -> int:
     return int(node.link.peers.session.bytes_sent) if node is not None else 0
 
 
-def train_baseline(client: Client, nodes: int, steps: int) -> tuple[float, float, float]:
-    """The same of the in-memory parameter server."""
+def train_baseline(client: Client, nodes: int, steps: int) -> Run:
+    """Train by the in-memory parameter server."""
     with tempfile.TemporaryDirectory() as out:
         outcome = train_in_memory(job_of(nodes, steps, out), client)
     rate = second_half(dict(enumerate(outcome.step_ends, 1))) * EXAMPLES * nodes
@@ -131,6 +135,12 @@ def train_apart(clients: Sequence[Client], steps: int) -> float:
         return sum(rate for rate, _, _ in threads.map(lambda client: train_daskps(client, 1, steps), clients))
 
 
+def note(found: dict[str, list[Run]], name: str, run: Run) -> None:
+    """Keep a run, and show it."""
+    found.setdefault(name, []).append(run)
+    print(f"{name}: {run[0]:,.0f} examples/s", flush=True)
+
+
 def run(arguments: list[str]) -> list[Result]:
     parser = argparse.ArgumentParser(prog="bench.py scaling")
     parser.add_argument("--steps", type=int, default=128)
@@ -139,20 +149,16 @@ def run(arguments: list[str]) -> list[Result]:
     if len(os.sched_getaffinity(0)) < 2:
         return [missing("2 nodes", "a second core", "this process may use one core only")]
     steps = options.steps
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    found: dict[str, list[Run]] = {}
     apart: list[float] = []
-    with workers([0]) as alone, workers([1]) as other, workers([0, 1]) as both:
-        turns: dict[str, Callable[[], tuple[float, float, float]]] = {
-            "1 node": lambda: train_daskps(alone, 1, steps),
-            "2 nodes": lambda: train_daskps(both, 2, steps),
-            "baseline": lambda: train_baseline(both, 2, steps),
-        }
-        for _, (name, turn) in itertools.product(range(options.rounds), turns.items()):
-            found.setdefault(name, []).append(turn())
-            print(f"{name}: {found[name][-1][0]:,.0f} examples/s", flush=True)
-            if name == "1 node":
+    for _ in range(options.rounds):  # idle workers cost the others a few per cent, so they come and go
+        with workers([0]) as alone:
+            note(found, "1 node", train_daskps(alone, 1, steps))
+            with workers([1]) as other:
                 apart.append(train_apart([alone, other], steps))
-                print(f"2 runs of 1 node at once: {apart[-1]:,.0f} examples/s", flush=True)
+        with workers([0, 1]) as both:
+            note(found, "2 nodes", train_daskps(both, 2, steps))
+            note(found, "baseline", train_baseline(both, 2, steps))
     rates = {name: statistics.median(rate for rate, _, _ in values) / 1e3 for name, values in found.items()}
     ceiling = statistics.median(apart) / 1e3
     (_, sent, auc), (_, baseline_sent, baseline_auc) = found["2 nodes"][-1], found["baseline"][-1]

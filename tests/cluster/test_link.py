@@ -124,7 +124,7 @@ class Node:
                 np.array([places[key] for key in sums], np.int32),
                 np.array([*sums.values()], np.int64).reshape(-1, 1),
             )
-            summed, dense = exchange.sum(step, {"0": mine}, np.array([sum(sums.values())], np.int64))
+            summed, dense = exchange.start(step, {"0": mine}, np.array([sum(sums.values())], np.int64)).finish()
             self.dense = (self.dense * 3 + int(dense[0])) & reference.MASK
             for some in summed["0"]:
                 for row, total in zip(some.rows.tolist(), some.sums[:, 0].tolist(), strict=True):
