@@ -1,4 +1,4 @@
-"""Sums, least values and means over all nodes, by a tree over the ranks, for any number of nodes; and a gathering.
+"""Sums and means over all nodes, by a tree over the ranks, for any number of nodes; and a gathering.
 
 In: one array of equal shape from every node. Out: the same bits on every node. Ranks above the largest power of two are
 folded into the lower ones, which then exchange in pairs at distances 1, 2, 4...: log2 N + 2 messages on the way, two
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from daskps.cluster.message import Array
 from daskps.cluster.session import Session
-from daskps.errors import CapacityError, ProtocolError
+from daskps.errors import ProtocolError
 from daskps.types import Floats
 
 
@@ -78,23 +78,3 @@ def _add_but_last(lower: Array, higher: Array) -> Array:
     total = lower + higher
     total[-1] = max(lower[-1], higher[-1])
     return total
-
-
-async def agree_steps(session: Session, batch: int, fitting_steps: int, need: str) -> int:
-    """How many steps of the proposed batch all nodes can take: the tightest node decides, for all.
-
-    `need` says what one step would take on this node, for the error if not even one fits somewhere.
-    """
-    mine = np.zeros(session.nodes, np.int64)
-    mine[session.rank] = fitting_steps
-    fitting = await all_reduce(session, "cut", batch, 0, mine, np.add)
-    least = int(fitting.min())
-    if least < 1:
-        tight = [int(rank) for rank in np.flatnonzero(fitting < 1)]
-        here = f" Here: {need}." if session.rank in tight else ""
-        raise CapacityError(
-            f"batch {batch}: not even one step fits on node{'s' if len(tight) > 1 else ''} "
-            f"{', '.join(map(str, tight))}; no row of it was changed.{here} Raise the budgets, lower "
-            "train.minibatch_examples, or use more nodes"
-        )
-    return least

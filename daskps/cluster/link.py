@@ -111,10 +111,6 @@ class Link:
         finally:
             self.busy_seconds += time.perf_counter() - start
 
-    def agree_steps(self, batch: int, fitting_steps: int, need: str) -> int:
-        """Steps of the proposed batch that all nodes can take."""
-        return self._loop.run(self.peers.agree_steps(batch, fitting_steps, need))
-
     def pull(
         self,
         batch: int,

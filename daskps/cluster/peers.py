@@ -55,10 +55,6 @@ class Peers:
         """A message that came from a peer."""
         self.session.deliver(message)
 
-    async def agree_steps(self, batch: int, fitting_steps: int, need: str) -> int:
-        """Steps of the proposed batch that all nodes can take; CapacityError, on all, if that is none."""
-        return await collective.agree_steps(self.session, batch, fitting_steps, need)
-
     def group(self, keys: Keys) -> Grouped:
         """A working set's order by owner, as `pull` takes it; work, so not for the event loop."""
         return self.partition.group(keys)

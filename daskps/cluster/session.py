@@ -17,7 +17,6 @@ from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
 
 # What a node that waits for a kind of message is doing, and what it waits for.
 WAITS = {
-    "cut": ("dedup", "how many steps fit"),
     "answer": ("pull", "the rows that are free"),
     "numbers": ("train", "where it has the rows held together"),
     "late": ("load", "late rows"),

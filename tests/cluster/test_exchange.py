@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
-from daskps.cluster.collective import agree_steps, mean_dense, sum_dense
+from daskps.cluster.collective import mean_dense, sum_dense
 from daskps.cluster.exchange import Buffers, Exchange, Shared, Touched, tell
 from daskps.cluster.message import Message
 from daskps.cluster.session import Session
@@ -48,21 +48,6 @@ def test_dense_sums_of_unequal_shape_are_refused() -> None:
     results = on_all(Joined(2), lambda session: sum_dense(session, 3, 4, np.zeros(2 + session.rank, np.int64)))
     assert isinstance(results[0], ProtocolError)
     assert "batch 3, step 4: dense of node 1 is int64(3,), mine is int64(2,)" in str(results[0])
-
-
-@given(**nodes_and_seed)
-def test_all_nodes_cut_where_the_tightest_must(nodes: int, seed: int) -> None:
-    fitting = np.random.default_rng(seed).integers(1, 9, nodes).tolist()
-    results = on_all(Joined(nodes, seed), lambda session: agree_steps(session, 0, fitting[session.rank], ""))
-    assert results == [min(fitting)] * nodes
-
-
-def test_a_step_that_fits_nowhere_is_an_error_on_all_nodes_with_figures_where_it_is_tight() -> None:
-    results = on_all(Joined(3), lambda session: agree_steps(session, 7, session.rank, f"{9 + session.rank} rows"))
-    assert all(isinstance(result, CapacityError) for result in results)
-    assert "batch 7: not even one step fits on node 0;" in str(results[1])
-    assert "Here: 9 rows." in str(results[0])
-    assert "Here" not in str(results[1])
 
 
 @st.composite
