@@ -171,7 +171,7 @@ def _against_paper(letter: str, estimates: list[Estimate]) -> list[str]:
         if letter.upper() == "E" and (stated := E_SPEED_UP.get(one.nodes)):
             lines.append(
                 f"the paper's speed-up on {one.nodes} nodes is {stated}, this is {one.speed_up:.2f} "
-                f"({100 * (one.speed_up / stated - 1):+.1f}%); nothing was fitted to it"
+                f"({100 * (one.speed_up / stated - 1):+.1f}%); it hangs on network_share, which is assumed"
             )
     return lines
 

@@ -1,7 +1,7 @@
 """The paper's models A to E and its hardware: what it states, what is read off its plots, and what follows from both.
 
 In: a letter. Out: a `Workload` and the `Value`s that are not in the paper as such. The speed-up of model E on 2 and 4
-nodes is not used for anything here: it is what the plan is held against.
+nodes is not computed with here, but was known when `network_share` was chosen (PLAN.md).
 """
 
 from __future__ import annotations
