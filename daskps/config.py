@@ -38,6 +38,7 @@ def parse_bytes(value: object) -> object:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
+FOLLOWING = "default_factory_not_called"  # a default that needs other settings, which are wrong themselves
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -328,7 +329,7 @@ def make_job(settings: dict[str, Any], source: str = "job") -> Job:
     try:
         return Job.model_validate(settings)
     except pydantic.ValidationError as error:
-        lines = "\n".join(f"  {_explain(item)}" for item in error.errors())
+        lines = "\n".join(f"  {_explain(item)}" for item in error.errors() if item["type"] != FOLLOWING)
         raise ConfigError(f"{source} cannot run as it is:\n{lines}") from None
 
 

@@ -54,6 +54,13 @@ def test_everything_wrong_is_listed_at_once() -> None:
     assert [word in str(caught.value) for word in ("data", "train.depth", "train.epochs")] == [True] * 3
 
 
+def test_a_default_that_follows_from_a_wrong_setting_is_no_mistake_of_its_own() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_job(SYNTHETIC | {"train": {"epochs": -2}})
+    assert "train.epochs" in str(caught.value)
+    assert "block_examples" not in str(caught.value)
+
+
 def test_assignments_change_a_job_file(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[data]\nformat = "synthetic"\n[train]\nepochs = 1\n')
