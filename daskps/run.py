@@ -19,6 +19,7 @@ from daskps.config import Job, make_job
 from daskps.flow.embedded import client_for
 from daskps.flow.inputs import synthetic
 from daskps.flow.progress import Outcome, Progress
+from daskps.flow.room import check_memory
 from daskps.flow.train import train as train_flow
 from daskps.version import __version__
 from daskps.view.collector import collect_on
@@ -100,6 +101,8 @@ def train(
     (4096, '000001-00000007', True)
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
+    if client is None:
+        check_memory(job, on_cpu=job.cluster.backend == "cpu", nodes_here=job.cluster.nodes)
     with client_for(job.cluster.nodes, client, dashboard_address) as connected:
         collect_on(connected)
         live = Live(connected, job)
