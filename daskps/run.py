@@ -85,7 +85,8 @@ def train(
     `client` is a Dask client or a scheduler's address; without one, a cluster of `cluster.nodes` nodes is made on this
     machine and closed again, with a dashboard if `dashboard_address` names one. `on_progress` is called after every
     batch; when `should_stop` says so, the run ends at a batch boundary with a snapshot. A report in HTML is written
-    into the model directory unless `report` is false. `frame` is the Dask DataFrame of a job whose format is frame.
+    into the model directory unless `report` is false or nothing was left to train. `frame` is the Dask
+    DataFrame of a job whose format is frame.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -124,7 +125,7 @@ def train(
         live.end(record.ending)
     record.ended = time.time()
     record.best = _best(job) if record.validations else {}
-    path = write_report(record, outcome.directory) if report else None
+    path = write_report(record, outcome.directory) if report and record.batches else None
     log_event("end", f"{record.ending}: {job.out}, snapshot {outcome.snapshot}", ending=record.ending, report=path)
     return replace(outcome, report=path)
 

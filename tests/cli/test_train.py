@@ -63,6 +63,9 @@ def test_a_finished_run_that_is_resumed_has_nothing_to_do(
     said = run_json("train", job_file, "--out", tmp_path / "m", "--set", "data.synthetic.examples=2000", "--resume")
     assert said["examples"] == 0
     assert said["position"] == 2000
+    assert said["report"] is None
+    assert len(list((tmp_path / "m" / "reports").glob("*.html"))) == 1
+    assert "had nothing to do" in run("inspect", tmp_path / "m").stdout
 
 
 def test_the_log_file_has_one_json_line_per_batch(job_file: Path, tmp_path: Path, run: Run) -> None:
