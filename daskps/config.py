@@ -276,7 +276,9 @@ class Job(Settings):
         plain = self.model_dump(mode="json")
         train = {name: plain["train"][name] for name in ("minibatch_examples", "block_examples", "sync_every")}
         cluster = {name: plain["cluster"][name] for name in ("partitions", "partition_by")}
+        data = {name: plain["data"][name] for name in ("hash_seed", "osrp")}  # which key a feature has
         return {name: plain[name] for name in ("seed", "slots", "tables", "model")} | {
+            "data": data,
             "train": train,
             "cluster": cluster,
         }

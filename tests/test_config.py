@@ -86,3 +86,9 @@ def test_speed_settings_do_not_decide_the_result() -> None:
     fast = make_job(SYNTHETIC | {"train": {"depth": 4}, "cluster": {"cores": 2}})
     assert slow.result_fields() == fast.result_fields()
     assert make_job(SYNTHETIC | {"seed": 5}).result_fields() != fast.result_fields()
+
+
+@pytest.mark.parametrize("change", [{"hash_seed": 5}, {"osrp": {"bins": 64}}])
+def test_what_gives_a_feature_its_key_decides_the_result(change: dict[str, object]) -> None:
+    other = make_job(SYNTHETIC | {"data": {"format": "synthetic", **change}})
+    assert other.result_fields() != make_job(SYNTHETIC).result_fields()

@@ -89,6 +89,15 @@ def test_the_bar_tells_rate_auc_hits_and_time_left() -> None:
     assert "HBM 75%, memory 50%, SSD 40%, new 10%" in second
 
 
+def test_on_a_narrow_terminal_the_bar_gives_way_and_not_the_time_left() -> None:
+    progress = Progress(2_457_600, 3_000_000, 3, started=time.time() - 10)
+    progress.examples = 2_457_600
+    first, _ = lines(progress, 79)
+    assert len(first) <= 79
+    assert first.endswith("left")
+    assert "━" in first
+
+
 LONG = ["data.synthetic.examples=100000000", "train.snapshot_every_batches=5"]
 
 
