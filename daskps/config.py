@@ -38,6 +38,7 @@ def parse_bytes(value: object) -> object:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
+FOLLOWING = "default_factory_not_called"  # a default that needs other settings, which are wrong themselves
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -275,7 +276,9 @@ class Job(Settings):
         plain = self.model_dump(mode="json")
         train = {name: plain["train"][name] for name in ("minibatch_examples", "block_examples", "sync_every")}
         cluster = {name: plain["cluster"][name] for name in ("partitions", "partition_by")}
+        data = {name: plain["data"][name] for name in ("hash_seed", "osrp")}  # which key a feature has
         return {name: plain[name] for name in ("seed", "slots", "tables", "model")} | {
+            "data": data,
             "train": train,
             "cluster": cluster,
         }
@@ -328,7 +331,7 @@ def make_job(settings: dict[str, Any], source: str = "job") -> Job:
     try:
         return Job.model_validate(settings)
     except pydantic.ValidationError as error:
-        lines = "\n".join(f"  {_explain(item)}" for item in error.errors())
+        lines = "\n".join(f"  {_explain(item)}" for item in error.errors() if item["type"] != FOLLOWING)
         raise ConfigError(f"{source} cannot run as it is:\n{lines}") from None
 
 

@@ -19,6 +19,7 @@ from daskps.config import Job, make_job
 from daskps.flow.embedded import client_for
 from daskps.flow.inputs import synthetic
 from daskps.flow.progress import Outcome, Progress
+from daskps.flow.room import check_memory
 from daskps.flow.train import train as train_flow
 from daskps.version import __version__
 from daskps.view.collector import collect_on
@@ -84,7 +85,8 @@ def train(
     `client` is a Dask client or a scheduler's address; without one, a cluster of `cluster.nodes` nodes is made on this
     machine and closed again, with a dashboard if `dashboard_address` names one. `on_progress` is called after every
     batch; when `should_stop` says so, the run ends at a batch boundary with a snapshot. A report in HTML is written
-    into the model directory unless `report` is false. `frame` is the Dask DataFrame of a job whose format is frame.
+    into the model directory unless `report` is false or nothing was left to train. `frame` is the Dask
+    DataFrame of a job whose format is frame.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -100,6 +102,8 @@ def train(
     (4096, '000001-00000007', True)
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
+    if client is None:
+        check_memory(job, on_cpu=job.cluster.backend == "cpu", nodes_here=job.cluster.nodes)
     with client_for(job.cluster.nodes, client, dashboard_address) as connected:
         collect_on(connected)
         live = Live(connected, job)
@@ -121,7 +125,7 @@ def train(
         live.end(record.ending)
     record.ended = time.time()
     record.best = _best(job) if record.validations else {}
-    path = write_report(record, outcome.directory) if report else None
+    path = write_report(record, outcome.directory) if report and record.batches else None
     log_event("end", f"{record.ending}: {job.out}, snapshot {outcome.snapshot}", ending=record.ending, report=path)
     return replace(outcome, report=path)
 

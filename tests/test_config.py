@@ -54,6 +54,13 @@ def test_everything_wrong_is_listed_at_once() -> None:
     assert [word in str(caught.value) for word in ("data", "train.depth", "train.epochs")] == [True] * 3
 
 
+def test_a_default_that_follows_from_a_wrong_setting_is_no_mistake_of_its_own() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_job(SYNTHETIC | {"train": {"epochs": -2}})
+    assert "train.epochs" in str(caught.value)
+    assert "block_examples" not in str(caught.value)
+
+
 def test_assignments_change_a_job_file(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[data]\nformat = "synthetic"\n[train]\nepochs = 1\n')
@@ -79,3 +86,9 @@ def test_speed_settings_do_not_decide_the_result() -> None:
     fast = make_job(SYNTHETIC | {"train": {"depth": 4}, "cluster": {"cores": 2}})
     assert slow.result_fields() == fast.result_fields()
     assert make_job(SYNTHETIC | {"seed": 5}).result_fields() != fast.result_fields()
+
+
+@pytest.mark.parametrize("change", [{"hash_seed": 5}, {"osrp": {"bins": 64}}])
+def test_what_gives_a_feature_its_key_decides_the_result(change: dict[str, object]) -> None:
+    other = make_job(SYNTHETIC | {"data": {"format": "synthetic", **change}})
+    assert other.result_fields() != make_job(SYNTHETIC).result_fields()

@@ -27,7 +27,7 @@ class Bar:
     def show(self, progress: Progress) -> None:
         """Draw again."""
         columns = shutil.get_terminal_size().columns
-        first, second = (line[: columns - 1] for line in lines(progress))
+        first, second = (line[: columns - 1] for line in lines(progress, columns - 1))
         back = "\r\x1b[2K" + UP_AND_CLEAR if self._drawn else ""
         self._out.write(f"{back}{first}\n{second}")
         self._out.flush()
@@ -48,16 +48,17 @@ class Bar:
             self._drawn = False
 
 
-def lines(progress: Progress) -> tuple[str, str]:
-    """What the bar says."""
+def lines(progress: Progress, columns: int = 120) -> tuple[str, str]:
+    """What the bar says; where it is narrow the bar itself gives way, not the time left."""
     done = progress.position / max(progress.stop_position, 1)
-    cells = int(done * BAR_CELLS)
-    bar = "━" * cells + "─" * (BAR_CELLS - cells)
     rates = hit_rates(progress.counts)
-    first = (
-        f"{percent(done):>4} {bar}  {progress.position:,} of {progress.stop_position:,} rows"
+    words = (
+        f"  {progress.position:,} of {progress.stop_position:,} rows"
         f"  {progress.examples_per_second:,.0f} examples/s  {duration(progress.seconds_left)} left"
     )
+    whole = min(max(columns - len(words) - 5, 4), BAR_CELLS)
+    cells = int(done * whole)
+    first = f"{percent(done):>4} {'━' * cells}{'─' * (whole - cells)}{words}"
     auc = f"AUC {progress.metrics['auc']:.4f}" if "auc" in progress.metrics else "AUC -"
     if progress.validations:
         auc += f" (validation {progress.validations[-1].metrics['auc']:.4f})"

@@ -40,6 +40,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     TrainingError: 6,
     ProtocolError: 6,
     BackendError: 7,
+    OSError: 8,
 }
 STOPPED = 10  # at a batch boundary, with a snapshot
 INTERRUPTED = 130
@@ -56,6 +57,7 @@ Exit codes:
   5    the model's files: damaged, locked, or no such snapshot
   6    training cannot go on
   7    the asked-for device is not there
+  8    a file or an address that the system refused
   10   stopped on request at a batch boundary, with a snapshot
   130  stopped at once
 """

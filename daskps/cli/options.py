@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-FORMATS = ["criteo", "parquet", "libsvm", "libffm", "multislot"]
+FORMATS = ["criteo", "csv", "parquet", "libsvm", "libffm", "multislot"]
 
 model_argument = click.argument("model", type=click.Path(exists=True, file_okay=False))
 format_option = click.option("--format", type=click.Choice(FORMATS), help="Format of DATA; by default the job's.")

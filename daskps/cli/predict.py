@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -21,6 +24,18 @@ Examples:
 SCHEMA = pa.schema([("row", pa.int64()), ("label", pa.float32()), ("probability", pa.float32())])
 
 
+@contextmanager
+def whole_file(path: str) -> Iterator[str]:
+    """Where to write what is to be at `path`: it gets there when all of it is written, after an error not at all."""
+    unfinished = f"{path}.unfinished"
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(unfinished)
+
+
 @click.command(epilog=EPILOG)
 @model_argument
 @click.argument("data", nargs=-1, required=True)
@@ -33,7 +48,11 @@ def predict(
 ) -> tuple[Any, ...]:
     """Predict every row of DATA with MODEL and write row number, label and probability as Parquet."""
     rows, clicks = 0, 0.0
-    with open_model(model, snapshot=snapshot) as opened, pq.ParquetWriter(output, SCHEMA, compression="zstd") as writer:
+    with (
+        open_model(model, snapshot=snapshot) as opened,
+        whole_file(output) as unfinished,
+        pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
+    ):
         for batch, probabilities in opened.predict_batches(opened.read(data, format)):
             numbers = np.arange(batch.first_row, batch.first_row + batch.examples)
             columns = [pa.array(numbers), pa.array(batch.labels), pa.array(probabilities)]

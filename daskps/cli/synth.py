@@ -27,7 +27,11 @@ def _default(name: str) -> Any:
 
 @click.command(epilog=EPILOG)
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Parquet file.")
-@click.option("--job", type=click.Path(dir_okay=False, path_type=Path), help="Take the data of this job file.")
+@click.option(
+    "--job",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Take the data of this job file.",
+)
 @click.option("--examples", type=click.IntRange(1), help=f"Rows; {_default('examples'):,} by default.")
 @click.option("--slots", type=click.IntRange(1), help=f"Slots; {_default('slots')} by default.")
 @click.option("--keys-per-slot", type=click.IntRange(1), help="Distinct keys that a slot draws from.")
@@ -37,12 +41,16 @@ def _default(name: str) -> Any:
 @click.option("--seed", type=int, help="Another seed gives other data.")
 @command
 def synth(output: Path, job: Path | None, **given: Any) -> tuple[Any, ...]:
-    """Write synthetic examples as Parquet, and say which AUC no model can beat on them."""
+    """Write synthetic examples as Parquet, and say which AUC no model can beat on them.
+
+    The rows of a job (--job) are its training rows with the validation rows behind them.
+    """
     base = read_job(job) if job is not None else make_job({"data": {"format": "synthetic"}})
     if base.data.synthetic is None:
         raise click.BadParameter(f"the data of {job} is {base.data.format}, not synthetic", param_hint="--job")
     changed = base.data.synthetic.model_dump() | {name: value for name, value in given.items() if value is not None}
-    settings = {"data": {"format": "synthetic", "synthetic": changed, "validation_rows": base.data.validation_rows}}
+    more = base.data.validation_rows if given["examples"] is None else 0
+    settings = {"data": {"format": "synthetic", "synthetic": changed, "validation_rows": more}}
     generator = synthetic(make_job(settings))
     with ComputePool(len(os.sched_getaffinity(0))) as pool:
         generator.write_parquet(output, pool=pool)

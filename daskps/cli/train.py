@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def train(
         raise ConfigError(f"the cluster at {scheduler} has its own dashboard: leave out --dashboard")
     bar = Bar()
     on_terminal = sys.stderr.isatty()
-    with logs(on_terminal, log_path), Interrupt(bar.say) as interrupt:
+    with logs(on_terminal, log_path), Interrupt(bar.say) as interrupt, closing(bar):
         outcome = run_job(
             checked,
             client=scheduler,
@@ -77,7 +77,6 @@ def train(
             should_stop=interrupt.asked,
             dashboard_address=dashboard,
         )
-    bar.close()
     stopped = interrupt.asked() and outcome.progress.position < outcome.progress.stop_position
     return summary(outcome, stopped), summary_text(outcome, stopped), STOPPED if stopped else 0
 
@@ -144,12 +143,10 @@ def summary_text(outcome: Outcome, stopped: bool) -> str:
     progress = outcome.progress
     rates = hit_rates(progress.counts)
     how = "stopped" if stopped else "stopped early" if progress.stopped_early else "trained"
-    pairs = [
-        (
-            how,
-            f"{progress.examples:,} examples in {duration(progress.seconds)} ({progress.examples_per_second:,.0f}/s)",
-        ),
-    ]
+    pace = f"{progress.examples:,} examples in {duration(progress.seconds)} ({progress.examples_per_second:,.0f}/s)"
+    if not progress.examples and progress.position == progress.stop_position:
+        how, pace = "nothing to do", f"all {progress.position:,} rows were trained on before"
+    pairs = [(how, pace)]
     if progress.metrics:
         values = ", ".join(f"{name} {value:.4f}" for name, value in shown(progress.metrics).items())
         pairs.append(("progressive", values))

@@ -48,6 +48,7 @@ class Flight:
     pulled: dict[str, Pulled] = field(default_factory=dict)
     tables: list[HbmTable] = field(default_factory=list)
     times: list[tuple[str, float, float, float]] = field(default_factory=list)  # stage, start, end, seconds waited
+    metrics: dict[str, float] = field(default_factory=dict)  # progressive, with this batch and none after it
 
     @property
     def examples(self) -> int:

@@ -13,6 +13,7 @@ import dask.config
 from distributed import Client, LocalCluster
 
 from daskps.cluster.plugin import THREADS
+from daskps.errors import PeerError
 
 SETTINGS = {
     # A worker that is lost again so long after it was lost is given up for good; its nanny knows better.
@@ -29,7 +30,11 @@ def client_for(nodes: int, given: Client | str | None = None, dashboard_address:
     if isinstance(given, Client):
         yield given
     elif given is not None:
-        with Client(given, set_as_default=False) as client:
+        try:
+            client = Client(given, set_as_default=False)
+        except OSError as error:
+            raise PeerError(f"no Dask scheduler answers at {given}: {error}; check the address, or start one") from None
+        with client:
             yield client
     else:
         with (

@@ -32,7 +32,7 @@ from daskps.flow import inputs
 from daskps.flow.begin import Begun, placement_of
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
-from daskps.flow.room import Room
+from daskps.flow.room import Room, check_memory
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.memps import MemPS
@@ -63,7 +63,16 @@ class OpenNode:
     """The open node of one worker."""
 
     def __init__(
-        self, run: str, rank: int, nodes: int, job: Job, begun: Begun, *, frame: Any = None, wire: Wire | None = None
+        self,
+        run: str,
+        rank: int,
+        nodes: int,
+        job: Job,
+        begun: Begun,
+        *,
+        frame: Any = None,
+        wire: Wire | None = None,
+        limit_bytes: int | None = None,
     ) -> None:
         self.run, self.rank, self.nodes, self.job = run, rank, nodes, job
         self._idle, self._working, self._closed = threading.Condition(), 0, False
@@ -77,14 +86,15 @@ class OpenNode:
         self.training: inputs.StepReader | None = None
         self.validation: inputs.StepReader | None = None
         try:
-            self._open(begun, frame)
+            self._open(begun, frame, limit_bytes)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, begun: Begun, frame: Any) -> None:
+    def _open(self, begun: Begun, frame: Any, limit_bytes: int | None) -> None:
         job = self.job
         self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
+        check_memory(job, on_cpu=self.devices[0].kind == "cpu", limit_bytes=limit_bytes)
         self.host = CpuDevice(0, self.pool)  # makes initial rows, which belong to MEM-PS
         self.features = inputs.features(job)
         self.specs = table_specs(job, self.features)
@@ -230,13 +240,17 @@ class OpenNode:
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def end_batch(self, batch: int, snapshot: str) -> None:
-        """Between two batches: count what all nodes predicted; keep what `snapshot`, if it is named, has to hold."""
+    def end_batch(self, batch: int, snapshot: str) -> dict[str, float]:
+        """Between two batches: count what all nodes predicted; keep what `snapshot`, if it is named, has to hold.
+
+        Gives the metrics as they are now: when the batch has been pushed, later ones are counted already.
+        """
         self._gather("metrics", batch, self.metrics)
         if self.rank:
             self.metrics.clear()
         elif snapshot:
             self._capture(snapshot)
+        return self.metrics_summary()
 
     def _capture(self, name: str) -> None:
         arrays = {f"dense/{key}": value for key, value in self.networks[0].export().items()}

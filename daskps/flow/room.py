@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from distributed.system import MEMORY_LIMIT
 
 from daskps.cluster.node import Flight, NodeTable
 from daskps.cluster.partition import KeyPartition
@@ -17,6 +18,22 @@ from daskps.flow.fitting import SLACK, Fit
 from daskps.hbm.table import TableSpec
 from daskps.mem.budget import split
 from daskps.ssd.format import KEY_BYTES, default_file_rows
+
+
+def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: int | None = None) -> None:
+    """CapacityError if budgets are above what this machine (or control group) has, or above the Dask worker's limit.
+
+    Stand-ins for devices live in the same memory. The system would grant it and kill the node when it is used.
+    """
+    budget = job.budget
+    wanted = nodes_here * (budget.memory_bytes + (budget.hbm_bytes if on_cpu else 0))
+    allowed = min(MEMORY_LIMIT, limit_bytes or MEMORY_LIMIT)
+    if wanted > allowed:
+        hbm = f" and budget.hbm_bytes ({budget.hbm_bytes:,}, in memory where there is no GPU)" if on_cpu else ""
+        raise CapacityError(
+            f"{nodes_here} node{'s' if nodes_here > 1 else ''} with budget.memory_bytes ({budget.memory_bytes:,}){hbm} "
+            f"may use {wanted:,} bytes, but here {allowed:,} are allowed: lower the budgets"
+        )
 
 
 class Room:

@@ -52,8 +52,10 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
     if verb == "open":
         rank, nodes, job, begun, frame = values
         check_free(plugin)
-        wire = Wire.of_worker(get_worker(), job.cluster.protocol)
-        plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire)
+        worker = get_worker()
+        wire = Wire.of_worker(worker, job.cluster.protocol)
+        limit = worker.memory_manager.memory_limit
+        plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire, limit_bytes=limit)
         return plugin.node.opened()
     if verb == "close":
         return close(plugin, run, epoch)
@@ -171,7 +173,7 @@ def train(node: OpenNode, token: Token) -> tuple[None, float]:
     node.previous = []  # its rows are here or pushed
     node.trainer.train(flight, node.link.exchange(token.batch, flight.pulled) if node.nodes > 1 else None)
     node.previous = flight.tables
-    node.end_batch(token.batch, token.snapshot)
+    flight.metrics = node.end_batch(token.batch, token.snapshot)
     return None, waited
 
 
@@ -204,6 +206,6 @@ def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> Ba
         stages=tuple(StageTime(*item) for item in times),
         counts=counts(node, flight),
         levels=levels(node, flight),
-        metrics=node.metrics_summary(),
+        metrics=flight.metrics,
         receipts=receipts,
     )

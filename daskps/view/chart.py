@@ -77,10 +77,13 @@ class _Frame:
 
     def axes(self, x_label: str, y_format: Callable[[float], str]) -> str:
         parts = []
+        words: dict[str, float] = {}
         for value in ticks(self.y0, self.y1, 5):
+            words.setdefault(y_format(value), value)  # fractions of a byte are all the same
+        for text, value in words.items():
             at = self.py(value)
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            parts.append(f'<text x="{LEFT - 7}" y="{at + 3.5:.1f}" text-anchor="end">{y_format(value)}</text>')
+            parts.append(f'<text x="{LEFT - 7}" y="{at + 3.5:.1f}" text-anchor="end">{text}</text>')
         for value in ticks(self.x0, self.x1, 6):
             at = self.px(value)
             parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{short(value)}</text>')

@@ -81,6 +81,18 @@ def test_predict_writes_a_row_number_and_a_probability_for_every_row(
     np.testing.assert_array_equal(np.array(found["probability"][8_000:], np.float32), expected)
 
 
+def test_predictions_that_fail_leave_what_was_there(model: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"nothing")
+    (tmp_path / "out.parquet").write_bytes(b"earlier predictions")
+    run("predict", model, tmp_path / "bad.parquet", "-o", tmp_path / "out.parquet", code=3)
+    assert (tmp_path / "out.parquet").read_bytes() == b"earlier predictions"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.parquet", "out.parquet"]
+
+
+def test_a_place_that_cannot_be_written_to_has_its_own_exit_code(model: Path, tmp_path: Path, run: Run) -> None:
+    run("synth", "-o", tmp_path / "nowhere" / "x.parquet", "--examples", "10", code=8)
+
+
 @pytest.mark.parametrize("kind", ["parquet", "numpy"])
 def test_an_export_holds_every_row_of_the_model(model: Path, tmp_path: Path, run_json: Json, kind: str) -> None:
     said = run_json("export", model, "-o", tmp_path / "out", "--format", kind, "--state")
@@ -178,6 +190,10 @@ def test_synthetic_data_comes_with_the_best_possible_auc(tmp_path: Path, run_jso
     )
     assert pq.read_metadata(tmp_path / "x.parquet").num_rows == 2000
     assert 0.5 < said["best_auc"] < 1
+
+
+def test_examples_are_as_many_as_asked_for_also_of_a_job(job_file: Path, tmp_path: Path, run_json: Json) -> None:
+    assert run_json("synth", "-o", tmp_path / "x.parquet", "--job", job_file, "--examples", "300")["examples"] == 300
 
 
 def test_bench_lists_its_parts(run_json: Json) -> None:

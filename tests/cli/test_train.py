@@ -63,6 +63,9 @@ def test_a_finished_run_that_is_resumed_has_nothing_to_do(
     said = run_json("train", job_file, "--out", tmp_path / "m", "--set", "data.synthetic.examples=2000", "--resume")
     assert said["examples"] == 0
     assert said["position"] == 2000
+    assert said["report"] is None
+    assert len(list((tmp_path / "m" / "reports").glob("*.html"))) == 1
+    assert "had nothing to do" in run("inspect", tmp_path / "m").stdout
 
 
 def test_the_log_file_has_one_json_line_per_batch(job_file: Path, tmp_path: Path, run: Run) -> None:
@@ -84,6 +87,15 @@ def test_the_bar_tells_rate_auc_hits_and_time_left() -> None:
     assert "0:10 left" in first
     assert "AUC 0.7123" in second
     assert "HBM 75%, memory 50%, SSD 40%, new 10%" in second
+
+
+def test_on_a_narrow_terminal_the_bar_gives_way_and_not_the_time_left() -> None:
+    progress = Progress(2_457_600, 3_000_000, 3, started=time.time() - 10)
+    progress.examples = 2_457_600
+    first, _ = lines(progress, 79)
+    assert len(first) <= 79
+    assert first.endswith("left")
+    assert "━" in first
 
 
 LONG = ["data.synthetic.examples=100000000", "train.snapshot_every_batches=5"]

@@ -10,6 +10,7 @@ from daskps.config import make_job
 from daskps.errors import CapacityError, NonFiniteError
 from daskps.flow.inputs import synthetic
 from daskps.flow.progress import Outcome
+from daskps.flow.room import check_memory
 from tests.flow.conftest import SMALL, merged, model_bits
 
 Trained = Callable[..., tuple[Outcome, Path]]
@@ -51,6 +52,23 @@ def test_several_epochs_go_over_the_data_again(trained: Trained) -> None:
 def test_a_step_that_cannot_fit_the_devices_is_refused_with_figures(trained: Trained) -> None:
     with pytest.raises(CapacityError, match=r"alone needs [\d,]+ distinct rows, but this node fits [\d,]+: raise"):
         trained({"budget": {"hbm_bytes": 40_000}})
+
+
+def test_budgets_above_the_memory_of_machine_or_worker_are_refused_with_figures(trained: Trained) -> None:
+    with pytest.raises(CapacityError, match=r"1 node with budget.memory_bytes \(900,000,000,000\).*are allowed: lower"):
+        trained({"budget": {"memory_bytes": "900GB"}})
+    job = make_job(merged(SMALL, {"budget": {"memory_bytes": "60MB", "hbm_bytes": "60MB"}}))
+    check_memory(job, on_cpu=True, limit_bytes=120_000_000)
+    check_memory(job, on_cpu=False, limit_bytes=119_999_999)
+    with pytest.raises(CapacityError, match=r"may use 120,000,000 bytes, but here 119,999,999 are allowed"):
+        check_memory(job, on_cpu=True, limit_bytes=119_999_999)
+    with pytest.raises(CapacityError, match=r"^3 nodes with .* may use 180,000,000"):
+        check_memory(job, on_cpu=False, nodes_here=3, limit_bytes=120_000_000)
+
+
+def test_the_metrics_of_a_batch_hold_that_batch_and_none_after_it(trained: Trained) -> None:
+    reports = trained({"train": {"batch_examples": 500, "depth": 4, "snapshot_every_batches": 1}})[0].progress.reports
+    assert [report.metrics["examples"] for report in reports] == [500.0 * (at + 1) for at in range(12)]
 
 
 def test_a_batch_too_large_for_the_devices_is_cut(trained: Trained) -> None:
