@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from daskps.backend.pool import ComputePool
+from daskps.backend.recycle import Recycler
 from daskps.data.ahead import ReadAhead
 from daskps.data.bad import BadRowPolicy, BadRows
 from daskps.data.batches import concatenate, gather
@@ -23,7 +24,6 @@ from daskps.data.format import BlockFile, Format, Parser
 from daskps.data.index import Part, RowIndex
 from daskps.data.order import Order, Steps
 from daskps.data.piece import Piece, allocate, as_batch, join, scale_logs
-from daskps.data.recycle import Recycler
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch, Int64s
 

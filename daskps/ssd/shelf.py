@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from daskps.backend.recycle import Recycler
 from daskps.errors import CapacityError, CorruptionError
-from daskps.ssd.buffers import Buffers
 from daskps.ssd.checked import first_difference, read_sums
 from daskps.ssd.checksum import block_sums, crc32c
 from daskps.ssd.files import Files, aligned_empty
@@ -182,30 +182,30 @@ class Shelf:
             file.sums = sums
         return file.sums
 
-    def keys(self, file: ParameterFile, buffers: Buffers | None = None) -> Keys:
+    def keys(self, file: ParameterFile, memory: Recycler | None = None) -> Keys:
         """All keys of a file, checked."""
         with self._lock:  # a copy, because a buffer is used again once the file is written
             if file.keys is not None:
                 return file.keys[: file.count].copy()
-        return self._read(file, 0, (self._shape.file_rows,), np.uint64, buffers)
+        return self._read(file, 0, (self._shape.file_rows,), np.uint64, memory)
 
-    def rows(self, file: ParameterFile, buffers: Buffers | None = None) -> Floats:
+    def rows(self, file: ParameterFile, memory: Recycler | None = None) -> Floats:
         """All rows of a file, checked."""
         with self._lock:
             if file.rows is not None:
                 return file.rows[: file.count].copy()
-        return self._read(file, 1, (self._shape.file_rows, self._shape.layout.width), np.float32, buffers)
+        return self._read(file, 1, (self._shape.file_rows, self._shape.layout.width), np.float32, memory)
 
     def scan(self, contents: Iterable[tuple[ParameterFile, Bytes]]) -> Iterator[tuple[Keys, Floats]]:
         """The live keys and rows of files, given with their live bits; a few files are read ahead."""
-        buffers = Buffers(AHEAD_FILES + 1)
+        memory = Recycler()
 
         def read(item: tuple[ParameterFile, Bytes]) -> tuple[Keys, Floats]:
             file, bits = item
             live = int(np.bitwise_count(bits).sum())
             if not live:
                 return np.empty(0, np.uint64), np.empty((0, self._shape.layout.width), np.float32)
-            keys, rows = self.keys(file, buffers), self.rows(file, buffers)
+            keys, rows = self.keys(file, memory), self.rows(file, memory)
             if live == file.count:
                 return keys, rows
             positions = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
@@ -224,12 +224,12 @@ class Shelf:
         )
 
     def _read(
-        self, file: ParameterFile, array: int, shape: tuple[int, ...], dtype: npt.DTypeLike, buffers: Buffers | None
+        self, file: ParameterFile, array: int, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: Recycler | None
     ) -> npt.NDArray[Any]:
         """What is filled of a file's chunk of keys (0) or rows (1)."""
         sums = self.sums(file)
         sums = sums[: self._shape.key_blocks] if array == 0 else sums[self._shape.key_blocks :]
-        data = (buffers or Buffers(0)).empty(shape, dtype)
+        data = np.empty(shape, dtype) if memory is None else memory.empty(shape, dtype)
         # Blocks past the last row are zeros on disk too; `verify` checks them, reading has no use for them.
         size = -(-file.count * data[:1].nbytes // self._shape.block_bytes) * self._shape.block_bytes
         part = data.reshape(-1).view(np.uint8)[:size]

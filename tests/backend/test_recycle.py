@@ -1,4 +1,4 @@
-"""Memory of stand-in devices that is used again."""
+"""Memory of dead arrays is used again, memory of living ones never."""
 
 from __future__ import annotations
 
@@ -51,6 +51,25 @@ def test_no_more_is_kept_free_than_is_lent_beyond_a_small_rest() -> None:
     keep = recycler.lend(SIZE)
     assert recycler.free_bytes <= KEPT_BYTES
     del keep
+
+
+def test_what_is_kept_can_be_bounded() -> None:
+    recycler = Recycler(5 << 20)
+    loans = [recycler.empty(2 << 20, np.uint8) for _ in range(4)]
+    assert recycler.free_bytes == 0
+    loans.clear()
+    gc.collect()
+    assert recycler.free_bytes == 4 << 20
+
+
+def test_memory_much_too_large_is_not_used() -> None:
+    recycler = Recycler()
+    large = recycler.empty((1 << 20, 2), np.float32)
+    place = address(large)
+    del large
+    gc.collect()
+    assert address(recycler.empty(2 << 20, np.uint8)) != place
+    assert address(recycler.empty(7 << 20, np.uint8)) == place
 
 
 def test_small_arrays_and_large_ones_begin_at_a_cache_line() -> None:
