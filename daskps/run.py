@@ -126,6 +126,10 @@ def train(
     record.ended = time.time()
     record.best = _best(job) if record.validations else {}
     path = write_report(record, outcome.directory) if report and record.batches else None
+    for reason, (count, place) in outcome.progress.bad_rows.items():
+        log_event(
+            "bad_rows", f"{count:,} rows skipped: {reason}, as in {place}", reason=reason, rows=count, place=place
+        )
     log_event("end", f"{record.ending}: {job.out}, snapshot {outcome.snapshot}", ending=record.ending, report=path)
     return replace(outcome, report=path)
 

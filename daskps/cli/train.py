@@ -135,6 +135,7 @@ def summary(outcome: Outcome, stopped: bool) -> dict[str, Any]:
         "validation": progress.validations[-1].metrics if progress.validations else None,
         "hit_rates": hit_rates(progress.counts),
         "levels": progress.levels,
+        "bad_rows": {reason: {"rows": count, "first": place} for reason, (count, place) in progress.bad_rows.items()},
     }
 
 
@@ -159,7 +160,11 @@ def summary_text(outcome: Outcome, stopped: bool) -> str:
             f"SSD {percent(rates['disk'])}, new {percent(rates['new'])}"
         )
         pairs.append(("hits", words))
-    on_disk = sum(path.stat().st_size for path in Path(outcome.directory, "tables").rglob("*") if path.is_file())
+    for reason, (count, place) in progress.bad_rows.items():
+        pairs.append(("skipped", f"{count:,} bad rows: {reason}, as in {place}"))
+    on_disk = sum(
+        path.stat().st_blocks * 512 for path in Path(outcome.directory, "tables").rglob("*") if path.is_file()
+    )
     pairs.append(("on SSD", size(on_disk)))
     pairs.append(("model", f"{outcome.directory} (snapshot {outcome.snapshot})"))
     if outcome.report:

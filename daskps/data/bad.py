@@ -100,10 +100,10 @@ class BadRows:
             reason, column = code & 0xFF, code >> 8
             if self.policy.mode == "strict":
                 raise DataError(f"{origin.place(row, reason, column)}. Correct the data, or read it in lenient mode")
-            self.by_reason[REASONS[reason]] += 1
             kept = self.places.setdefault(REASONS[reason], [])
             if len(kept) < PLACES_KEPT:
                 kept.append(origin.place(row, reason, column))
+            self.by_reason[REASONS[reason]] += 1
         self._judge()
         return True
 
@@ -114,6 +114,10 @@ class BadRows:
                 f"{self.bad} of {self.rows} rows read are bad, more than the allowed share of "
                 f"{self.policy.max_share:g} (of {judged}): {self.report()}. Correct the data, or raise max_share"
             )
+
+    def skipped(self) -> dict[str, tuple[int, str]]:
+        """By reason: how many rows so far, and the first place."""
+        return {reason: (count, self.places[reason][0]) for reason, count in list(self.by_reason.items())}
 
     def report(self) -> str:
         """Counts by reason, each with its first place."""

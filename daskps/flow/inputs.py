@@ -119,9 +119,21 @@ class HashedReader:
         batch, starts = self._reader.read_steps(first_step, last_step)
         return self._hashing.apply(batch, self._pool), starts
 
+    @property
+    def behind(self) -> StepReader:
+        """The reader whose batches these are."""
+        return self._reader
+
     def close(self) -> None:
         """Close the reader behind."""
         self._reader.close()
+
+
+def skipped_rows(reader: StepReader | None) -> dict[str, tuple[int, str]]:
+    """Bad rows that lenient reading has skipped so far, by reason, each with its first place."""
+    if isinstance(reader, HashedReader):
+        reader = reader.behind
+    return reader.bad_rows.skipped() if isinstance(reader, Reader) else {}
 
 
 def _hashed(job: Job, reader: StepReader, pool: ComputePool) -> StepReader:

@@ -40,6 +40,7 @@ class BatchReport:
     metrics: dict[str, float]  # progressive, of the whole run so far
     levels: dict[str, float] = field(default_factory=dict)  # rows and bytes in each tier when the batch was pushed
     receipts: dict[str, Any] = field(default_factory=dict)  # of a prepared snapshot
+    bad_rows: dict[str, tuple[int, str]] = field(default_factory=dict)  # skipped since the start: count, first place
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Progress:
     examples: int = 0  # trained in this process
     started: float = field(default_factory=time.time)
     stopped_early: bool = False
+    bad_rows: dict[str, tuple[int, str]] = field(default_factory=dict)  # skipped, by reason: how many, first place
 
     def go_back(
         self, position: int, stop_position: int, batch: int, snapshot: str | None, metrics: dict[str, float]
@@ -83,8 +85,11 @@ class Progress:
         self.batch, self.position = token.batch, position
         self.examples += sum(report.examples for report in reports)
         self.metrics = reports[0].metrics
-        self.levels = {}
+        self.levels, self.bad_rows = {}, {}
         for report in reports:
+            for reason, (count, place) in report.bad_rows.items():
+                before, first = self.bad_rows.get(reason, (0, place))
+                self.bad_rows[reason] = (before + count, first)
             for name, value in report.levels.items():
                 self.levels[name] = self.levels.get(name, 0) + value
             for name, value in report.counts.items():

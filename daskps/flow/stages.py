@@ -21,6 +21,7 @@ from daskps.errors import StaleError, TrainingError
 from daskps.flow.begin import begin
 from daskps.flow.dedup import by_owner, find_working_set
 from daskps.flow.fitting import Fit
+from daskps.flow.inputs import skipped_rows
 from daskps.flow.levels import counts, levels
 from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
@@ -208,4 +209,5 @@ def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> Ba
         levels=levels(node, flight),
         metrics=flight.metrics,
         receipts=receipts,
+        bad_rows=skipped_rows(node.training),
     )

@@ -68,6 +68,20 @@ def test_a_finished_run_that_is_resumed_has_nothing_to_do(
     assert "had nothing to do" in run("inspect", tmp_path / "m").stdout
 
 
+def test_rows_that_lenient_reading_skips_are_told_by_reason(tmp_path: Path, run: Run, run_json: Json) -> None:
+    good = [f"{number % 2} user:{number} ad:{number % 7}" for number in range(2_000)]
+    (tmp_path / "rows.txt").write_text("\n".join([*good[:10], "2 user:1", *good[10:], "7 ad:1"]))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[data]\nformat = "multislot"\npaths = ["{tmp_path}/rows.txt"]\nbad_lines = "lenient"\n'
+        '[[slots]]\nname = "user"\n[[slots]]\nname = "ad"\n[train]\nminibatch_examples = 500\n'
+    )
+    ((reason, told),) = run_json("train", job, "--out", tmp_path / "a")["bad_rows"].items()
+    assert (reason, told["rows"]) == ("the label is not 0 or 1", 2)
+    assert "rows.txt, line 11" in told["first"]
+    assert "2 bad rows: the label is not 0 or 1, as in" in run("train", job, "--out", tmp_path / "b").stdout
+
+
 def test_the_log_file_has_one_json_line_per_batch(job_file: Path, tmp_path: Path, run: Run) -> None:
     run("train", job_file, "--out", tmp_path / "m", "--log", tmp_path / "log.jsonl")
     events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
