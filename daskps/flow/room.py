@@ -19,6 +19,8 @@ from daskps.hbm.table import TableSpec
 from daskps.mem.budget import split
 from daskps.ssd.format import KEY_BYTES, default_file_rows
 
+SORT_BYTES = 24  # an occurrence takes while a step's occurrences are grouped by row
+
 
 def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: int | None = None) -> None:
     """CapacityError if budgets are above what this machine (or control group) has, or above the Dask worker's limit.
@@ -34,6 +36,11 @@ def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: in
             f"{nodes_here} node{'s' if nodes_here > 1 else ''} with budget.memory_bytes ({budget.memory_bytes:,}){hbm} "
             f"may use {wanted:,} bytes, but here {allowed:,} are allowed: lower the budgets"
         )
+
+
+def _row_bytes(spec: TableSpec) -> int:
+    """A row of a batch's table: its fields, its key, its places in a hash table that is at most half full."""
+    return spec.layout.row_bytes + 36
 
 
 class Room:
@@ -60,8 +67,19 @@ class Room:
 
     @property
     def _hbm_rows(self) -> int:
-        per_row = max(spec.layout.row_bytes for spec in self._specs) + 36  # key, slots of the hash table
+        per_row = max(map(_row_bytes, self._specs))
         return self._job.budget.hbm_bytes // (self._job.train.depth + 1) // per_row
+
+    def _fitting(self, flight: Flight) -> float:
+        """What part of the batch fits the devices, beside those in flight and what one step needs; over 1 if all."""
+        steps = len(flight.step_starts) - 1
+        batch, step = 0, 4 * flight.examples * sum(self._job.model.hidden)
+        for spec, working_set in zip(self._specs, flight.sets, strict=True):
+            rows, occurrences = len(working_set.keys), len(working_set.row_of)
+            batch += rows * _row_bytes(spec) + 4 * occurrences + working_set.offsets.nbytes
+            step += occurrences * SORT_BYTES + 4 * flight.examples * len(spec.slots) * spec.dim
+            step += 8 * rows * spec.dim if self._nodes > 1 else 0  # sums to exchange
+        return (self._job.budget.hbm_bytes - step / steps) / (self._job.train.depth + 1) / max(batch, 1)
 
     def _served_rows(self, table: NodeTable) -> int:
         """Rows of one batch that fit the cache, also after the disk tier's index has grown.
@@ -90,12 +108,13 @@ class Room:
         else:
             asked = tuple((len(working_set.keys),) for working_set in flight.sets)
         served = int(min(table.mem.batch_rows for table in tables))
-        if steps == 1 and (here > self._hbm_rows or max(map(max, asked)) > served):
+        fitting = self._fitting(flight)
+        if steps == 1 and (fitting < 1 or max(map(max, asked)) > served):
             budget, depth = self._job.budget, self._job.train.depth
             raise CapacityError(
                 f"step {flight.token.first_step} alone needs {here:,} distinct rows, but this node fits "
-                f"{min(self._hbm_rows, served):,}: raise budget.hbm_bytes ({budget.hbm_bytes:,}) or "
+                f"{min(max(int(fitting * here), 0), served):,}: raise budget.hbm_bytes ({budget.hbm_bytes:,}) or "
                 f"budget.memory_bytes ({budget.memory_bytes:,}), lower train.depth ({depth}), or use smaller steps"
             )
-        on_devices = steps if here <= self._hbm_rows else max(1, int(steps * self._hbm_rows * SLACK / here))
+        on_devices = steps if fitting >= 1 else max(1, int(steps * fitting * SLACK))
         return Fit(rank, on_devices, asked, tuple(map(self._served_rows, tables)))
