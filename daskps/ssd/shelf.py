@@ -140,9 +140,15 @@ class Shelf:
             self._leaving += [ParameterFile(entry.number, entry.rows, checksum=entry.crc32c) for entry in entries]
 
     def sweep(self) -> None:
-        """Remove the files that are on the way out and have no reader."""
+        """Remove the files on the way out that have no reader; one that is still being written is waited for."""
         with self._lock:
-            ready = [file for file in self._leaving if not file.pins and _idle(file.writing) and _idle(file.syncing)]
+            unread = [file for file in self._leaving if not file.pins]
+        for file in unread:
+            for future in (file.writing, file.syncing):
+                if future is not None:
+                    future.exception()
+        with self._lock:
+            ready = [file for file in unread if file in self._leaving and not file.pins]
         for file in ready:
             for name in chunk_names(file.number):
                 self._files.remove(name)
@@ -312,7 +318,3 @@ def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iter
     while waiting:
         first, future = waiting.popleft()
         yield first, future.result()
-
-
-def _idle(future: Future[None] | None) -> bool:
-    return future is None or future.done()
