@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import dask.config
 from distributed import Client, LocalCluster
@@ -37,18 +38,28 @@ def client_for(nodes: int, given: Client | str | None = None, dashboard_address:
         with client:
             yield client
     else:
-        with (
-            dask.config.set(SETTINGS),
-            LocalCluster(
-                n_workers=nodes,
-                processes=nodes > 1,
-                threads_per_worker=THREADS,
-                silence_logs=logging.CRITICAL,  # what a task raises comes to the caller, once
-                memory_limit=0,
-                dashboard_address=dashboard_address,
-                worker_dashboard_address=None,
-                scheduler_kwargs={"dashboard_address": dashboard_address or ":0"},  # 8787 may be somebody else's
-            ) as cluster,
-            Client(cluster, set_as_default=False) as client,
-        ):
+        quiet = {"silence_logs": logging.CRITICAL}  # what a task raises comes to the caller, once
+        with local_workers(nodes, processes=nodes > 1, dashboard_address=dashboard_address, **quiet) as client:
             yield client
+
+
+@contextlib.contextmanager
+def local_workers(
+    count: int, *, processes: bool, dashboard_address: str | None = None, **options: Any
+) -> Iterator[Client]:
+    """So many workers on this machine as places for nodes, in this process or each in its own; closed afterwards."""
+    with (
+        dask.config.set(SETTINGS),
+        LocalCluster(
+            n_workers=count,
+            processes=processes,
+            threads_per_worker=THREADS,
+            memory_limit=0,
+            dashboard_address=dashboard_address,
+            worker_dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": dashboard_address or ":0"},  # 8787 may be somebody else's
+            **options,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client

@@ -18,14 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import dask
 from baseline import train_in_memory
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from benchmarks.harness import Result, missing
-from daskps.cluster.plugin import THREADS
 from daskps.config import Job, make_job
-from daskps.flow.embedded import SETTINGS
+from daskps.flow.embedded import local_workers
 from daskps.flow.progress import Outcome, Progress
 from daskps.flow.train import train
 
@@ -43,19 +41,7 @@ def pin(core: int) -> None:
 @contextmanager
 def workers(cores: Sequence[int]) -> Iterator[Client]:
     """One worker process on each of the cores; scheduler and client on the first core of the machine."""
-    with (
-        dask.config.set(SETTINGS),
-        LocalCluster(
-            n_workers=len(cores),
-            processes=True,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with local_workers(len(cores), processes=True) as client:
         pin(0)
         for core, worker in zip(cores, sorted(client.scheduler_info(n_workers=-1)["workers"]), strict=True):
             client.run(pin, core, workers=[worker])

@@ -6,10 +6,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from distributed import Client, LocalCluster
 
 from daskps.backend.memory import keep_freed_memory
-from daskps.cluster.plugin import NICENESS, STAGES, THREADS, NodePlugin
+from daskps.cluster.plugin import NICENESS, STAGES, NodePlugin
+from daskps.flow.embedded import local_workers
 
 
 def niceness() -> int:
@@ -18,20 +18,9 @@ def niceness() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
 def test_threads_that_work_ahead_let_training_go_first() -> None:
-    with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with local_workers(1, processes=False) as client:
         client.register_plugin(NodePlugin())
-        (worker,) = cluster.workers.values()
+        (worker,) = client.cluster.workers.values()
         executors: dict[str, ThreadPoolExecutor] = worker.executors
         found = {stage: executors[f"daskps-{stage}"].submit(niceness).result() for stage in STAGES}
     here = niceness()

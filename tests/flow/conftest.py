@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import dask.config
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import ModelDirectory
-from daskps.cluster.plugin import THREADS
 from daskps.config import make_job
+from daskps.flow.embedded import local_workers
 from daskps.flow.progress import Outcome
 from daskps.flow.train import train
 from daskps.ssd import Partitions
@@ -85,18 +84,7 @@ def model_bits(path: Path) -> str:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Client]:
     """One in-process cluster for all small runs: making one takes longer than most of them."""
-    with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},  # 8787 may be somebody else's
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with local_workers(1, processes=False) as client:
         yield client
 
 
@@ -116,20 +104,7 @@ def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Pat
 @contextlib.contextmanager
 def worker_processes(count: int, **options: Any) -> Iterator[Client]:
     """A cluster of so many worker processes, each with a nanny that starts it again."""
-    with (
-        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"}),  # as in daskps.flow.embedded
-        LocalCluster(
-            n_workers=count,
-            processes=True,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-            **options,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with local_workers(count, processes=True, **options) as client:
         yield client
 
 

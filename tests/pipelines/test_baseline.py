@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from daskps.backend.pool import ComputePool
-from daskps.cluster.plugin import THREADS
 from daskps.config import make_job
 from daskps.errors import CapacityError
+from daskps.flow.embedded import local_workers
 from daskps.flow.inputs import features
 from daskps.flow.parts import table_specs
 from daskps.flow.train import train
@@ -42,18 +42,7 @@ JOB: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """Two workers in this process."""
-    with (
-        LocalCluster(
-            n_workers=2,
-            processes=False,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with local_workers(2, processes=False) as client:
         yield client
 
 
