@@ -109,6 +109,7 @@ class Driver:
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
         self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
         self._flights: dict[int, _Flight] = {}  # by first step
+        self._cut: list[Token] = []  # read, but to be looked at again: what a batch was cut into, and what came after
         self._watched: dict[Any, tuple[int, Task]] = {}  # by key: first step of its batch, and the task
 
     async def run(self) -> Outcome:
@@ -162,7 +163,10 @@ class Driver:
         stop_step = self._pass_end(self._step)
         units = self._job.train.validate_every_batches or self._stop_step
         while True:
-            while len(self._flights) < self._job.train.depth and self._step < stop_step and units:
+            while len(self._flights) < self._job.train.depth and (self._cut or (self._step < stop_step and units)):
+                if self._cut:
+                    self._start(self._cut.pop(0), read=False)
+                    continue
                 if self._should_stop():
                     units = 0
                     break
@@ -204,12 +208,7 @@ class Driver:
         token = flight.token
         fitting = fitting_steps(token.stop_step - token.first_step, flight.answers)
         if fitting < token.stop_step - token.first_step:
-            del self._flights[token.first_step]
-            for first in range(token.first_step, token.stop_step, fitting):
-                self._start(
-                    replace(token, first_step=first, stop_step=min(first + fitting, token.stop_step)), read=False
-                )
-            self._sizer.cut(fitting)
+            self._cut_into(token, fitting)
             return
         self._batch += 1
         every = self._job.train.snapshot_every_batches
@@ -222,6 +221,21 @@ class Driver:
             futures = self._stage(stage, token, futures)
         self._pushes = [*self._pushes[-depth:], futures]
         self._watch(token, futures)
+
+    def _cut_into(self, token: Token, steps: int) -> None:
+        """Make batches of at most `steps` steps of one that does not fit.
+
+        Those behind it are looked at again, too: what fits was said with at most `depth` batches ahead of them, and
+        with every batch ahead the index of the disk tier takes memory.
+        """
+        later = [flight.token for _, flight in sorted(self._flights.items()) if not flight.numbered][1:]
+        for waiting in (token, *later):
+            del self._flights[waiting.first_step]
+        self._watched = {key: entry for key, entry in self._watched.items() if entry[0] in self._flights}
+        pieces = range(token.first_step, token.stop_step, steps)
+        cut = [replace(token, first_step=first, stop_step=min(first + steps, token.stop_step)) for first in pieces]
+        self._cut = [*cut, *later, *self._cut]
+        self._sizer.cut(steps)
 
     async def _finish(self, flight: _Flight) -> None:
         """All nodes have pushed the batch."""

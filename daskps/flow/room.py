@@ -16,9 +16,11 @@ from daskps.config import Job
 from daskps.errors import CapacityError
 from daskps.flow.fitting import SLACK, Fit
 from daskps.hbm.table import TableSpec
-from daskps.mem.budget import split
+from daskps.mem.budget import ENTRY_BYTES
 from daskps.ssd.format import KEY_BYTES, default_file_rows
 
+BUFFERS = 10  # of the memory, one part for files that are filled or written
+INDEX_BYTES = 12  # a key takes in the disk tier's index
 SORT_BYTES = 24  # an occurrence takes while a step's occurrences are grouped by row
 
 
@@ -56,9 +58,9 @@ class Room:
         return self._job.budget.memory_bytes * weights[spec.name] // sum(weights.values())
 
     def file_rows(self, spec: TableSpec) -> int:
-        """Rows of a parameter file: a partition fills one in memory and writes two, in a tenth of the budget."""
+        """Rows of a parameter file: a partition fills one in memory and writes two, in its part of the budget."""
         in_memory = 3 * -(-self._job.cluster.partitions // self._nodes)
-        wanted = self.memory_bytes(spec) // 10 // in_memory // (spec.layout.row_bytes + KEY_BYTES)
+        wanted = self.memory_bytes(spec) // BUFFERS // in_memory // (spec.layout.row_bytes + KEY_BYTES)
         return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
 
     def rows(self, tables: Sequence[NodeTable]) -> int:
@@ -82,22 +84,17 @@ class Room:
         return (self._job.budget.hbm_bytes - step / steps) / (self._job.train.depth + 1) / max(batch, 1)
 
     def _served_rows(self, table: NodeTable) -> int:
-        """Rows of one batch that fit the cache, also after the disk tier's index has grown.
+        """Rows of one batch that fit the cache, also after the disk tier has grown.
 
-        Until a batch whose keys are known is pulled, rows of others are evicted, and the index takes the memory for
-        them from the cache, in steps of at most its own size.
+        Until a batch whose keys are known is pulled, all that is cached now may be evicted, and all rows of the batches
+        before it: the index takes memory for each of them from the cache, and buffers for files are made.
         """
-        try:
-            later = split(
-                self.memory_bytes(table.spec),
-                store_bytes=2 * table.store.memory_bytes,
-                row_bytes=table.spec.layout.row_bytes,
-                nodes=self._nodes,
-                lru_share=self._job.cluster.lru_share,
-            )
-        except CapacityError:
-            return 1
-        return min(later.cache_rows, later.flight_rows, table.mem.batch_rows)
+        mem, memory_bytes = table.mem, self.memory_bytes(table.spec)
+        row_bytes = table.spec.layout.row_bytes + ENTRY_BYTES  # that a cache gives back when it shrinks
+        buffers = max(0, memory_bytes // BUFFERS - table.store.buffer_bytes)
+        growth = INDEX_BYTES * mem.cached_rows + buffers - (memory_bytes - mem.used_bytes)
+        left = mem.cache_rows - max(0, growth) / row_bytes
+        return max(1, min(int(left / (1 + INDEX_BYTES * self._job.train.depth / row_bytes)), mem.batch_rows))
 
     def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable]) -> Fit:
         """Whether the batch fits the devices here, and what it asks of whom; CapacityError if one step is too much."""

@@ -17,7 +17,7 @@ from daskps.errors import ArgumentError, CapacityError
 from daskps.mem import budget as budgets
 from daskps.mem.cache import DIRTY, NONE, Cache, Slots, Visit
 from daskps.mem.snapshot import SnapshotWriter
-from daskps.mem.store import RowStore, store_bytes
+from daskps.mem.store import RowStore, in_reading_order, store_bytes
 from daskps.types import Floats, Keys
 
 EVICT_SHIFT = 6  # at least 1/64 of the cache leaves at once, so that write-backs are long
@@ -67,8 +67,11 @@ class CachedStore:
 
     def _bring_in(self, keys: Keys, visit: Visit, batch: int, out: Floats | None, counters: Counter[str]) -> None:
         """Load or make what is not cached, in pieces of the staging buffer."""
-        for start in range(0, len(visit.missing), len(self._staging)):
-            positions = visit.missing[start : start + len(self._staging)]
+        missing = visit.missing
+        if len(missing) > len(self._staging):
+            missing = in_reading_order(self.store, keys, missing)
+        for start in range(0, len(missing), len(self._staging)):
+            positions = missing[start : start + len(self._staging)]
             self._make_room(len(positions), counters)
             rows, found = self._load(keys[positions])
             if self.cache.insert(keys, positions, visit.slots, batch) < len(positions):

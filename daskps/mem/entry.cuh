@@ -14,7 +14,10 @@ enum : uint8_t { OCCUPIED = 1, DIRTY = 2, PENDING = 4, FREQUENT = 8, CLAIMED = 1
 enum : uint32_t { NONE = 0xffffffffu };
 enum : int64_t { LOOKAHEAD_BLOCK = 32 };
 
-static inline uint32_t tag_of(uint64_t key) { return (uint32_t)(mix64(key) >> 32); }
+// Salted, because dedup hands keys over in the order of mix64: a batch would fill one region of the buckets after the
+// other while the rows it replaces leave others, and a region that is over-full is searched from end to end.
+static const uint64_t TAG_SALT = 0xd6e8feb86659fd93ull;
+static inline uint32_t tag_of(uint64_t key) { return (uint32_t)(mix64(key ^ TAG_SALT) >> 32); }
 static inline uint64_t home_of(uint32_t tag, uint64_t buckets) { return (uint64_t)tag * buckets >> 32; }
 
 static inline void prefetch_row(const float* row, int64_t width) {

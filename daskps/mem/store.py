@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from daskps.types import Bools, Floats, Keys
 
 
@@ -29,3 +32,12 @@ class RowStore(Protocol):
 def store_bytes(store: RowStore) -> int:
     """Bytes of memory the store itself uses (its index), where it says so: they count in the budget of MEM-PS."""
     return int(getattr(store, "memory_bytes", 0))
+
+
+def in_reading_order(store: RowStore, keys: Keys, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The positions so that ``keys[positions]``, loaded piece by piece, come from each file at once.
+
+    A store that has parts says how. With keys in any order, every piece of a large batch reads all files.
+    """
+    order = getattr(store, "reading_order", None)
+    return positions if order is None else positions[order(keys[positions])]

@@ -174,6 +174,10 @@ class Partitions:
         self._each(load)
         return out, found
 
+    def reading_order(self, keys: Keys) -> Int64s:
+        """Positions of the keys, partition by partition: loads that go by it read no file twice."""
+        return self._split(keys)[0]
+
     def delete(self, keys: Keys) -> Bools:
         """Take keys out; tells which were there."""
         self._any_store()._check_keys(keys)
@@ -245,6 +249,11 @@ class Partitions:
     def memory_bytes(self) -> int:
         """Bytes of all indexes, live bits, checksums and staging."""
         return sum(store.memory_bytes for store in self.stores.values())
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of staging, which is made when it is needed."""
+        return sum(store.buffer_bytes for store in self.stores.values())
 
     @property
     def disk_bytes(self) -> int:

@@ -74,8 +74,12 @@ class Shelf:
     @property
     def memory_bytes(self) -> int:
         """Bytes of staging buffers and block checksums."""
-        sums = sum(file.sums.nbytes for file in self.current.values() if file.sums is not None)
-        return self._buffers * (self._shape.keys_bytes + self._shape.rows_bytes) + sums
+        return self.buffer_bytes + sum(file.sums.nbytes for file in self.current.values() if file.sums is not None)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of staging buffers."""
+        return self._buffers * (self._shape.keys_bytes + self._shape.rows_bytes)
 
     def reserve(self, numbers: set[int]) -> None:
         """Snapshots need these files: their numbers are not given out."""

@@ -275,6 +275,11 @@ class Store:
         return self._stock.memory_bytes
 
     @property
+    def buffer_bytes(self) -> int:
+        """Bytes of staging, which is made when it is needed."""
+        return self._stock.shelf.buffer_bytes
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes on disk: parameter files of the current state and of snapshots, live bits, indexes, manifest."""
         return self._stock.disk_bytes

@@ -76,9 +76,10 @@ def zipf_ranks(rng: np.random.Generator, count: int, keys: int) -> np.ndarray:
 
 
 def indices(rng: np.random.Generator, work: Workload) -> np.ndarray:
-    """(examples, slots, keys_per_slot) row numbers within their slot; popular rows are scattered over the slot."""
+    """(examples, slots, keys_per_slot) row numbers within their slot; popular rows, the same in all mini-batches, are
+    scattered over the slot."""
     ranks = zipf_ranks(rng, work.occurrences, work.slot_keys).reshape(work.examples, work.slots, work.keys_per_slot)
-    scattered: np.ndarray = rng.permutation(work.slot_keys)[ranks]
+    scattered: np.ndarray = np.random.default_rng(5).permutation(work.slot_keys)[ranks]
     return scattered
 
 

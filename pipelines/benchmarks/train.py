@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from daskps.types import Batch, Int64s
 
 HIDDEN = (128, 64)
 PEER_STEPS = 24  # mini-batches that a peer is timed on: more than any cache holds, and their rate does not change
+CACHE_BATCH_STEPS = 32  # staged together when the cache is small: a good part of every file is wanted then
 ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -57,15 +59,25 @@ class Preloaded:
 def examples(work: Workload, steps: int) -> Batch:
     """`steps` mini-batches of a workload, as raw keys."""
     rng = np.random.default_rng(4)
-    slot = (np.arange(work.slots) * work.slot_keys)[None, :, None]
-    keys = [((indices(rng, work) + slot).astype(np.uint64) * ODD).ravel() for _ in range(steps)]
-    count = work.examples * steps
+    return batch_of(work, np.concatenate([indices(rng, work) for _ in range(steps)]))
+
+
+def batch_of(work: Workload, index: np.ndarray) -> Batch:
+    """Examples whose keys have these numbers within their slots (examples, slots, keys)."""
+    keys = (index + (np.arange(work.slots) * work.slot_keys)[None, :, None]).astype(np.uint64) * ODD
+    labels = (np.random.default_rng(7).random(len(index)) < 0.25).astype(np.float32)
+    offsets = np.arange(len(index) * work.slots + 1, dtype=np.int64) * index.shape[2]
+    return Batch(first_row=0, slots=work.slots, labels=labels, keys=keys.ravel(), offsets=offsets)
+
+
+def joined(first: Batch, second: Batch) -> Batch:
+    """The examples of two batches."""
     return Batch(
         first_row=0,
-        slots=work.slots,
-        labels=(rng.random(count) < 0.25).astype(np.float32),
-        keys=np.concatenate(keys),
-        offsets=np.arange(count * work.slots + 1, dtype=np.int64) * work.keys_per_slot,
+        slots=first.slots,
+        labels=np.concatenate([first.labels, second.labels]),
+        keys=np.concatenate([first.keys, second.keys]),
+        offsets=np.concatenate([first.offsets, first.offsets[-1] + second.offsets[1:]]),
     )
 
 
@@ -85,12 +97,12 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
     return make_job(settings)
 
 
-def run_ours(job: Job, batch: Batch) -> Outcome:
+def run_ours(job: Job, batch: Batch, on_progress: Callable[[Progress], object] | None = None) -> Outcome:
     """Train on `batch`, in memory."""
     original = inputs.open_training
     inputs.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
     try:
-        return train(job)
+        return train(job, on_progress=on_progress)
     finally:
         inputs.open_training = original
 
@@ -216,42 +228,50 @@ def drop_page_cache() -> str:
     return "page cache dropped before every batch"
 
 
+def every_row_once(work: Workload) -> Batch:
+    """As few mini-batches as have every key of every slot."""
+    steps = -(-work.slot_keys // work.examples)
+    rng = np.random.default_rng(6)
+    index = np.stack([np.resize(rng.permutation(work.slot_keys), steps * work.examples) for _ in range(work.slots)], 1)
+    return batch_of(work, index[:, :, None])
+
+
 def with_smaller_caches(cores: int, steps: int, shares: tuple[float, ...]) -> list[Result]:
-    """One workload with a cache of a share of its rows; the second pass is timed."""
-    work = Workload(26, 1, 16, 8192, 100_000)
-    batch = examples(work, steps)
-    rows = len(np.unique(batch.keys))
-    index_bytes = 12 * rows + (8 << 20)
+    """One workload with a cache of a share of its rows, beside index and rows of batches in flight. All rows are made
+    first; of the mini-batches after that, the second half is timed, when the popular rows are in the cache."""
+    work, depth = WORKLOADS[0], 3
+    makes_rows, later = every_row_once(work), examples(work, steps)
+    first_timed = (makes_rows.examples + later.examples // 2) // work.examples
+    batch = joined(makes_rows, later)
+    staged = len(np.unique(later.keys[: depth * CACHE_BATCH_STEPS * work.occurrences]))
+    beside = int(12 * work.rows + staged * row_bytes_in_memory(work))
     results, reference = [], 0.0
-    how = drop_page_cache()
-    width = 4 * (work.dim + 1)
-    print(f"cache: {rows:,} rows of {width} bytes; index and staging {index_bytes / 1e6:.0f} MB beside it; {how}")
+    print(
+        f"cache: {work.rows:,} rows of {4 * (work.dim + 1)} bytes; beside it an index of {12 * work.rows / 1e6:.0f} MB "
+        f"and {staged:,} rows of {depth} batches of {CACHE_BATCH_STEPS} mini-batches in flight; {drop_page_cache()}"
+    )
     for share in shares:
-        memory = int(rows * share * row_bytes_in_memory(work) + index_bytes)
+        memory = int(work.rows * share * row_bytes_in_memory(work)) + beside
         with tempfile.TemporaryDirectory() as out:
-            job = job_of(work, out, cluster__cores=cores, budget__memory_bytes=memory, train__depth=3)
-            original = inputs.open_training
-            inputs.open_training = lambda *_: Preloaded(batch, work.examples, 2)  # type: ignore
-            try:
-                outcome = train(job, on_progress=lambda _: drop_page_cache())
-            finally:
-                inputs.open_training = original
-        progress = outcome.progress
-        later = [report for report in progress.reports if report.token.first_step >= steps]
-        pulled = sum(report.counts.get(name, 0) for report in later for name in ("hits", "misses", "new_keys"))
-        hits = sum(report.counts.get("hits", 0) for report in later)
-        rate = batch.examples / second_pass_seconds(progress, batch.examples) / 1e3
-        reference = reference or rate
-        results.append(
-            Result(
-                f"cache of {share:.0%} of the rows, hit rate {hits / max(pulled, 1):.1%}",
-                rate,
-                f"cache of {shares[0]:.0%}",
-                reference,
-                rate / reference,
-                0.8 if share == 0.1 else None,
-                "k examples/s",
+            job = job_of(
+                *(work, out),
+                cluster__cores=cores,
+                budget__memory_bytes=memory,
+                train__depth=depth,
+                train__epochs=1,
+                train__batch_examples=CACHE_BATCH_STEPS * work.examples,
             )
+            progress = run_ours(job, batch, on_progress=lambda _: drop_page_cache()).progress
+        timed = [report for report in progress.reports if report.token.first_step >= first_timed]
+        began = max(report.stages[-1].ended for report in progress.reports if report not in timed)
+        rate = sum(report.examples for report in timed) / (timed[-1].stages[-1].ended - began) / 1e3
+        pulled = sum(report.counts.get(name, 0) for report in timed for name in ("hits", "misses", "new_keys"))
+        hits = sum(report.counts.get("hits", 0) for report in timed)
+        reference = reference or rate
+        name = f"cache of {share:.0%} of the rows, hit rate {hits / max(pulled, 1):.1%}"
+        target = 0.8 if share == 0.1 else None
+        results.append(
+            Result(name, rate, f"cache of {shares[0]:.0%}", reference, rate / reference, target, "k examples/s")
         )
     return results
 
@@ -341,32 +361,32 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
         "out": str(folder),
         "data": {
             "format": "synthetic",
-            "synthetic": {"examples": 18_000_000, "slots": 30, "keys_per_slot": 2**40, "zipf_exponent": 0.6},
+            "synthetic": {"examples": 9_200_000, "slots": 30, "keys_per_slot": 8_000_000, "zipf_exponent": 0.8},
         },
-        "tables": {"main": {"dimension": 16, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
+        "tables": {"main": {"dimension": 64, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
         "model": {"hidden": HIDDEN},
-        "train": {"minibatch_examples": 8192, "batch_examples": 8192 * 36, "depth": 3},
-        "budget": {"memory_bytes": "9GiB", "hbm_bytes": "5GiB"},
+        "train": {"minibatch_examples": 8192, "batch_examples": 8192 * 22, "depth": 3},
+        "budget": {"memory_bytes": "11GiB", "hbm_bytes": "6GiB"},
         "cluster": {"cores": cores},
     }
-    curve: list[tuple[float, ...]] = []
+    curve: list[Point] = []
 
     def note(progress: Progress) -> None:
-        reports = progress.reports[-1]
-        if not curve or curve[-1][0] != progress.batch:
-            counts = reports.counts
+        report = progress.reports[-1]
+        if not curve or curve[-1].batch != progress.batch:
+            counts, levels = report.counts, report.levels
             pulled = sum(counts.get(name, 0) for name in ("hits", "misses", "new_keys"))
-            ended = reports.stages[-1].ended
             curve.append(
-                (
+                Point(
                     progress.batch,
-                    reports.examples,
-                    ended,
-                    counts.get("hits", 0) / max(pulled, 1),
-                    counts.get("disk_bytes", 0),
+                    report.examples,
+                    report.stages[-1].ended,
+                    100 * counts.get("hits", 0) / max(pulled, 1),
+                    levels["disk_bytes"] / 1e9,
+                    levels["compacted_rows"] / 1e6,
                 )
             )
-            print(f"batch {progress.batch}: hit rate {curve[-1][3]:.1%}, disk {curve[-1][4] / 1e9:.1f} GB", flush=True)
+            print(curve[-1], flush=True)
 
     try:
         train(make_job(settings), on_progress=note)
@@ -374,28 +394,47 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
         shutil.rmtree(folder, ignore_errors=True)
     if plot is not None:
         _draw(curve, plot)
-    seconds = curve[-1][2] - curve[0][2]
-    rate = sum(point[1] for point in curve[1:]) / seconds / 1e3
-    return [
-        Result("larger than memory: throughput", rate, "", None, None, None, "k examples/s"),
-        Result("larger than memory: disk at the end", curve[-1][4] / 1e9, "", None, None, None, "GB"),
-        Result("larger than memory: hit rate at the end", 100 * curve[-1][3], "", None, None, None, "%"),
+    rate = sum(point.examples for point in curve[1:]) / (curve[-1].ended - curve[0].ended) / 1e3
+    lines = [
+        ("throughput", rate, "k examples/s"),
+        ("throughput of the last 10 batches", _rates(curve)[-10:].mean(), "k examples/s"),
+        ("disk at the end", curve[-1].disk_gb, "GB"),
+        ("hit rate at the end", curve[-1].hit_percent, "%"),
+        ("rows moved by compaction", curve[-1].compacted_millions, "million"),
     ]
+    return [Result(f"larger than memory: {what}", value, "", None, None, None, unit) for what, value, unit in lines]
 
 
-def _draw(curve: list[tuple[float, ...]], path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Point:
+    """After a batch of the model that is larger than memory."""
+
+    batch: int
+    examples: int
+    ended: float  # seconds since 1970
+    hit_percent: float  # of the memory tier
+    disk_gb: float
+    compacted_millions: float  # rows, since the start
+
+
+def _rates(curve: list[Point]) -> np.ndarray:
+    """Thousand examples a second, of every batch but the first."""
+    return np.array([now.examples / max(now.ended - then.ended, 1e-9) / 1e3 for then, now in itertools.pairwise(curve)])
+
+
+def _draw(curve: list[Point], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    batches = [point[0] for point in curve[1:]]
-    rates = [point[1] / max(point[2] - before[2], 1e-9) / 1e3 for before, point in itertools.pairwise(curve)]
-    figure, axes = plt.subplots(1, 3, figsize=(11, 2.8), constrained_layout=True)
-    for axis, values, title in zip(
-        axes,
-        (rates, [100 * point[3] for point in curve[1:]], [point[4] / 1e9 for point in curve[1:]]),
-        ("thousand examples a second", "hit rate of the memory tier, %", "disk, GB"),
-        strict=True,
-    ):
-        axis.plot(batches, values)
+    later = curve[1:]
+    panels = {
+        "thousand examples a second": _rates(curve),
+        "hit rate of the memory tier, %": [point.hit_percent for point in later],
+        "disk, GB": [point.disk_gb for point in later],
+        "rows moved by compaction, million": [point.compacted_millions for point in later],
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(13, 2.8), constrained_layout=True)
+    for axis, (title, values) in zip(axes, panels.items(), strict=True):
+        axis.plot([point.batch for point in later], values)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("batch")
         axis.set_ylim(bottom=0)

@@ -54,6 +54,19 @@ def test_a_step_that_cannot_fit_the_devices_is_refused_with_figures(trained: Tra
         trained({"budget": {"hbm_bytes": 40_000}})
 
 
+def test_batches_as_large_as_the_memory_fit_although_the_index_grows_under_them(trained: Trained) -> None:
+    """Every key is new, so the disk tier's index begins empty and takes its memory from the cache at every batch."""
+    settings = {
+        "data": {"synthetic": {"examples": 40_000, "keys_per_slot": 2**40, "zipf_exponent": 0.0}},
+        "tables": {"main": {"dimension": 16, "optimizer": {"kind": "sgd", "learning_rate": 0.01}}},
+        "train": {"batch_examples": 40_000},
+        "budget": {"memory_bytes": "16MB"},
+    }
+    progress = trained(settings)[0].progress
+    assert progress.position == 40_000
+    assert max(report.counts["distinct_keys"] for report in progress.reports) > 10_000
+
+
 def test_budgets_above_the_memory_of_machine_or_worker_are_refused_with_figures(trained: Trained) -> None:
     with pytest.raises(CapacityError, match=r"1 node with budget.memory_bytes \(900,000,000,000\).*are allowed: lower"):
         trained({"budget": {"memory_bytes": "900GB"}})

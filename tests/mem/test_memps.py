@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from memory_store import MemoryStore, bytes_for, initial, initial_rows, keys_of, layout
 
+from daskps.backend.device import CpuDevice
+from daskps.backend.ops.unique import unique
 from daskps.backend.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, ConfigError, ProtocolError, StaleError
 from daskps.mem import MemPS, total
@@ -287,3 +289,32 @@ def test_clean_rows_leave_without_a_write(store, pool) -> None:
     assert store.appends == appends
     assert ps.statistics[-1].lfu_victims == 20
     assert ps.statistics[-1].written_back == 0
+
+
+def test_keys_in_the_order_of_dedup_do_not_crowd_in_the_index(store, pool) -> None:
+    """A piece of a large batch holds keys from one end of dedup's order: by the same hash, one end of the index would
+    be over-full and searched from end to end."""
+    keys = np.random.default_rng(1).integers(0, 2**64, 200_000, np.uint64)
+    piece = unique(CpuDevice(0, pool), keys=keys).keys[:70_000]
+    ps = partition(store, pool, rows=100_000)
+    ps.pull(piece, 0)
+    taken = np.flatnonzero(ps._rows.cache.buckets == 0)
+    assert np.diff(taken, prepend=-1).max() < 2_000
+
+
+def test_a_batch_that_comes_in_pieces_reads_each_part_of_the_store_once(store, pool) -> None:
+    parts: list[set[int]] = []
+
+    def load(keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        parts.append(set((keys % np.uint64(50)).tolist()))
+        return MemoryStore.load(store, keys, out)
+
+    ps = partition(store, pool, rows=1_000)
+    store.load = load
+    store.reading_order = lambda keys: np.argsort(keys % np.uint64(50), kind="stable")
+    (first,) = ps.pull(np.arange(900, dtype=np.uint64), 0)
+    np.testing.assert_array_equal(
+        first.rows.view(np.uint32), initial_rows(np.arange(900, dtype=np.uint64), WIDTH).view(np.uint32)
+    )
+    assert len(parts) > 5
+    assert sum(map(len, parts)) <= 50 + len(parts)  # a part that two pieces share counts twice
