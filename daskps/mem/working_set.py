@@ -52,6 +52,7 @@ class WorkingSet:
         self.keys = pulls[0].keys
         self.holders: Keys | None = None  # (U,) bit r: node r holds the key
         self.indices: list[Positions] = []  # per node: of each of its keys, the place in `keys`
+        self._added: dict[int, slice] = {}  # per node: keys that no lower rank holds, so that it pushes; in its order
         if len(pulls) > 1:
             self._unite()
 
@@ -60,11 +61,11 @@ class WorkingSet:
 
     def _unite(self) -> None:
         most = sum(len(pull.keys) for pull in self.pulls)
-        self._buckets = MEMORY.empty(2 * most + 1, np.uint64)
+        self._buckets = MEMORY.empty(3 * most // 2 + 1, np.uint64)
         self._buckets.fill(0)
         keys, holders, count = MEMORY.empty(most, np.uint64), MEMORY.empty(most, np.uint64), np.zeros(1, np.int64)
         for pull in self.pulls:
-            indices = np.empty(len(pull.keys), np.uint32)
+            first, indices = int(count[0]), MEMORY.empty(len(pull.keys), np.uint32)
             added = library().mem_union_add(
                 buckets=self._buckets,
                 bucket_count=len(self._buckets),
@@ -79,6 +80,7 @@ class WorkingSet:
             if added < len(pull.keys):
                 raise ArgumentError(f"node {pull.node} pulls key {pull.keys[added]} twice; pull distinct keys")
             self.indices.append(indices)
+            self._added[pull.node] = slice(first, int(count[0]))
         self.keys, self.holders = _copy(keys[: int(count[0])]), _copy(holders[: int(count[0])])
 
     def held_before(self, previous: WorkingSet | None, distances: npt.NDArray[np.uint8]) -> Keys:
@@ -102,8 +104,8 @@ class WorkingSet:
         """A node's part, from the places of its keys in `keys`, and of all keys how late they are, who had them in the
         batch just before, and their slots."""
         n, counts = len(indices), np.empty(4, np.int64)
-        free, free_slots, copied, late, late_slots, shared = (np.empty(n, np.uint32) for _ in range(6))
-        late_distances, holders = np.empty(n, np.uint8), np.empty(n, np.uint64)
+        free, free_slots, copied, late, late_slots, shared = (MEMORY.empty(n, np.uint32) for _ in range(6))
+        late_distances, holders = MEMORY.empty(n, np.uint8), MEMORY.empty(n, np.uint64)
         library().mem_union_deal(
             indices=indices,
             n=n,
@@ -113,7 +115,7 @@ class WorkingSet:
             before=before,
             slots=slots,
             known_count=len(self),
-            place=np.empty(len(self), np.uint32),
+            place=MEMORY.empty(len(self), np.uint32),
             free=free,
             free_slots=free_slots,
             copied=copied,
@@ -151,6 +153,10 @@ class WorkingSet:
     def claim(self, keys: Keys, node: int, pushed: npt.NDArray[np.uint8], slots_of: Slots) -> tuple[Slots, int, int]:
         """Mark keys that `node` pushes; returns their slots, the first that it may not push (or -1), and why not."""
         assert self.holders is not None
+        all_of_them = self._added[node]  # as a node pushes them if it does so at once: nothing has to be found
+        if np.array_equal(keys, self.keys[all_of_them]) and not pushed[all_of_them].any():
+            pushed[all_of_them] = 1
+            return slots_of[all_of_them], -1, 0
         slots, reason = np.empty(len(keys), np.uint32), np.zeros(1, np.int64)
         taken = library().mem_union_claim(
             buckets=self._buckets,
