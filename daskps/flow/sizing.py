@@ -21,7 +21,7 @@ ROOM = 0.7  # of what fits: working sets of later batches may be larger
 
 
 class Sizer:
-    """Doubles or halves, or else keeps the number.
+    """Doubles or halves, or else keeps the number, while nothing comes from disk.
 
     Only batches of one size can use each other's memory again: when sizes followed every measurement, fresh pages took
     9% of a node's time.
@@ -53,7 +53,9 @@ class Sizer:
         self._capacity = int(min(report.levels["row_capacity"] for report in reports))
         fitting = ROOM * self._capacity / max(keys, 1) * steps
         misses = sum(report.counts.get("misses", 0) for report in reports)
-        wanted = fitting if misses else steps * WANTED_SECONDS / max(slowest, 1e-6)
-        if steps / 2 < wanted < 2 * steps:
+        wanted = steps * WANTED_SECONDS / max(slowest, 1e-6)
+        if misses:
+            wanted = fitting
+        elif steps / 2 < wanted < 2 * steps:
             wanted = steps
         self._steps = int(max(1, min(max(wanted, steps / 2), fitting, 2 * steps, self._most)))
