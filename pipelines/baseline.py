@@ -239,7 +239,7 @@ class Worker:
         self.network.apply(self._loop.run(sum_dense(session, step, 0, result.sums)), self.optimizer)
 
     def _pull(self, session: Session, step: int, ready: Ready) -> tuple[list[HbmTable], list[list[Int32s]]]:
-        groups = [np.split(one.order, one.starts[1:-1]) for one in ready.owners]
+        groups = [[one.group(owner) for owner in range(self.nodes)] for one in ready.owners]
         asked = [[one.keys[group] for group in mine] for one, mine in zip(ready.sets, groups, strict=True)]
 
         async def pull() -> list[list[Any]]:
@@ -267,10 +267,10 @@ class Worker:
     ) -> None:
         packed: list[tuple[int, str, tuple[Any, ...]]] = []
         for spec, one, theirs, (rows, values) in zip(self.specs, ready.owners, numbers, sums, strict=True):
-            place = np.full(len(one.order), -1, np.int32)
-            library().link_place(rows=rows, n=len(rows), forget=0, place=place)
-            for owner, group in enumerate(np.split(one.order, one.starts[1:-1])):
-                packed.append((owner, spec.name, _pack(group.astype(np.int32), theirs[owner], place, values)))
+            for owner in range(self.nodes):
+                group, number_of = one.group(owner), np.full(int(one.starts[-1]), -1, np.int32)
+                number_of[group] = theirs[owner]
+                packed.append((owner, spec.name, _pack(rows, number_of, values, len(group))))
 
         async def push() -> None:
             for owner, table, arrays in packed:
@@ -310,15 +310,14 @@ class Worker:
             await work(shard.step, sum(weights) / EXAMPLE_ONE)
 
 
-def _pack(rows: Int32s, theirs: Int32s, place: Int32s, sums: Any) -> tuple[Any, ...]:
+def _pack(rows: Int32s, theirs: Int32s, sums: Any, room: int) -> tuple[Any, ...]:
     dim, count = sums.shape[1], np.empty(1, np.int64)
-    numbers, widths = np.empty(len(rows), np.int32), np.empty(len(rows), np.uint8)
-    values = np.empty(len(rows) * dim * 8 + 8, np.uint8)
+    numbers, widths = np.empty(room, np.int32), np.empty(room, np.uint8)
+    values = np.empty(room * dim * 8 + 8, np.uint8)
     size = library().link_pack(
-        shared=rows,
-        theirs=theirs,
+        rows=rows,
         n=len(rows),
-        place=place,
+        theirs=theirs,
         sums=sums,
         dim=dim,
         numbers=numbers,

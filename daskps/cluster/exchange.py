@@ -1,9 +1,10 @@
 """Gradient sums between the nodes that hold the same rows, once per step, so that replicas stay equal bit for bit.
 
 In: the rows a node touched in a step and their sums (fixed point, int64). Out: the rows that any node touched and the
-sums over all nodes. For `sync_every` above 1 also the merging of rows that grew apart. Two nodes number the keys that
-both hold by key order once per batch, to tell each other where they have them; so 4 bytes name a row in a message, and
-no key is looked up. `pack` and `add` compute, in the thread of the stage; `begin` and `swap` are for the event loop.
+sums over all nodes. For `sync_every` above 1 also the merging of rows that grew apart. Owners name the rows that two
+nodes hold in one order to both, so these tell each other once per batch where they have them; then 4 bytes name a row
+in a message, and no key is looked up. `pack` and `add` compute, in the thread of the stage; `begin` and `swap` are for
+the event loop.
 """
 
 from __future__ import annotations
@@ -37,27 +38,19 @@ class Shared:
     """A node's view of one batch of one table: which of its rows other nodes hold too."""
 
     rows: int  # U, of this node
-    with_peer: Mapping[int, Int32s]  # rows that rank and this node hold, ascending
-    by_key: Mapping[int, Int64s]  # the same rows in the order of their keys, as positions in `with_peer`
+    with_peer: Mapping[int, Int32s]  # rows that rank and this node hold, in one order on both
 
     @classmethod
-    def of(cls, keys: Keys, positions: Int64s, holders: Keys, rank: int, nodes: int) -> Shared:
-        """From a pull: `holders[i]` is the bit set of the ranks that hold ``keys[positions[i]]``."""
-        order = np.argsort(positions)
-        positions, holders = positions[order], holders[order]
-        held = {peer: (holders >> np.uint64(peer)) & np.uint64(1) == 1 for peer in range(nodes) if peer != rank}
-        with_peer = {peer: positions[mine].astype(np.int32) for peer, mine in held.items()}
-        return cls(len(keys), with_peer, {peer: np.argsort(keys[rows]) for peer, rows in with_peer.items()})
-
-    def numbers(self, peer: int) -> Int32s:
-        """This node's rows in the order of their keys, which the peer can tell too."""
-        return self.with_peer[peer][self.by_key[peer]]
+    def of(cls, rows: int, positions: Int32s, holders: Keys, rank: int, nodes: int) -> Shared:
+        """From a pull: `holders[i]` says by bits which ranks hold row ``positions[i]``, in the owners' order."""
+        peers = [peer for peer in range(nodes) if peer != rank]
+        return cls(rows, {peer: positions[holders & np.uint64(1 << peer) != 0] for peer in peers})
 
 
 def tell(session: Session, batch: int, table: str, shared: Shared) -> None:
     """Tell all peers where this node has the rows that they hold too; `Exchange.begin` takes it in."""
-    for peer in session.peers:
-        session.send(peer, "numbers", batch, table=table, arrays=(shared.numbers(peer),))
+    for peer, rows in shared.with_peer.items():
+        session.send(peer, "numbers", batch, table=table, arrays=(rows,))
 
 
 class Buffers:
@@ -94,7 +87,7 @@ class Exchange:
         self._batch = batch
         self._shared = dict(sorted(shared.items()))
         self._place = {table: np.full(view.rows, -1, np.int32) for table, view in self._shared.items()}
-        self._theirs: dict[tuple[int, str], Int32s] = {}  # the peer's numbers of the rows in `with_peer`
+        self._theirs: dict[tuple[int, str], Int32s] = {}  # (U,) the peer's numbers of this node's rows; -1: it has none
         self._buffers, self._pool = buffers, pool
 
     async def begin(self) -> None:
@@ -104,8 +97,8 @@ class Exchange:
                 numbers = (await self._session.receive("numbers", self._batch, peer, table=table)).arrays[0]
                 if numbers.dtype != np.int32 or len(numbers) != len(view.with_peer[peer]):
                     raise self._error(peer, table, MALFORMED)
-                theirs = self._theirs[peer, table] = np.empty_like(numbers)
-                theirs[view.by_key[peer]] = numbers
+                theirs = self._theirs[peer, table] = np.full(view.rows, -1, np.int32)
+                theirs[view.with_peer[peer]] = numbers
 
     async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, tuple[Touched, Touched]]:
         """Sums over all nodes of every row that any of them touched: the rows touched here, whose sums are added to
@@ -115,28 +108,25 @@ class Exchange:
     def pack(self, touched: Mapping[str, Touched]) -> dict[int, Packed]:
         """What to send to each peer: for every table numbers, widths and bytes, as sums.cpp describes them."""
         self._buffers.turn()
-        for table, mine in touched.items():
-            library().link_place(rows=mine.rows, n=len(mine.rows), forget=0, place=self._place[table])
         pairs = [(peer, table) for peer in self._session.peers for table in self._shared]
-        packed = self._pool.map(lambda pair: self._pack(*pair, touched[pair[1]].sums), pairs)
+        packed = self._pool.map(lambda pair: self._pack(*pair, touched[pair[1]]), pairs)
         tables = len(self._shared)
         return {
             peer: tuple(array for arrays in packed[first : first + tables] for array in arrays)
             for first, peer in zip(range(0, len(packed), tables), self._session.peers, strict=True)
         }
 
-    def _pack(self, peer: int, table: str, sums: Int64s) -> Packed:
-        shared, dim, take = self._shared[table].with_peer[peer], sums.shape[1], self._buffers.take
-        numbers = take(peer, table, "numbers", len(shared), np.int32)
-        widths = take(peer, table, "widths", len(shared), np.uint8)
-        values = take(peer, table, "bytes", len(shared) * dim * 8 + 8, np.uint8)
+    def _pack(self, peer: int, table: str, mine: Touched) -> Packed:
+        room, dim = min(len(mine.rows), len(self._shared[table].with_peer[peer])), mine.sums.shape[1]
+        numbers = self._buffers.take(peer, table, "numbers", room, np.int32)
+        widths = self._buffers.take(peer, table, "widths", room, np.uint8)
+        values = self._buffers.take(peer, table, "bytes", room * dim * 8 + 8, np.uint8)
         count = np.empty(1, np.int64)
         size = library().link_pack(
-            shared=shared,
+            rows=mine.rows,
+            n=len(mine.rows),
             theirs=self._theirs[peer, table],
-            n=len(shared),
-            place=self._place[table],
-            sums=sums,
+            sums=mine.sums,
             dim=dim,
             numbers=numbers,
             widths=widths,
@@ -172,6 +162,7 @@ class Exchange:
         dim, count = mine.sums.shape[1], 0
         rows = self._buffers.take(-1, table, "rows", room, np.int32)
         sums = self._buffers.take(-1, table, "sums", room * dim, np.int64)
+        library().link_place(rows=mine.rows, n=len(mine.rows), forget=0, place=place)
         for peer, (numbers, widths, values) in arrays.items():
             if len(widths) != len(numbers):
                 raise self._error(peer, table, MALFORMED)
@@ -220,20 +211,20 @@ class Exchange:
         """
         session, merged = self._session, {}
         for peer in session.peers:
-            marked = tuple(np.packbits(touched[table][view.numbers(peer)]) for table, view in self._shared.items())
+            marked = tuple(np.packbits(touched[table][view.with_peer[peer]]) for table, view in self._shared.items())
             session.send(peer, "touched", self._batch, step=step, arrays=marked)
         marks = {table: touched[table].copy() for table in self._shared}
         for peer in session.peers:
             arrays = (await session.receive("touched", self._batch, peer, step=step)).arrays
             for bits, (table, view) in zip(arrays, self._shared.items(), strict=True):
-                rows = view.numbers(peer)
+                rows = view.with_peer[peer]
                 marks[table][rows] |= np.unpackbits(bits, count=len(rows)).view(np.bool_)
         # All holders of a row have now seen the same marks, so both sides of each pair choose the same rows.
         chosen = {
             (peer, table): rows[marks[table][rows]]
             for table, view in self._shared.items()
             for peer in session.peers
-            for rows in (view.numbers(peer),)
+            for rows in (view.with_peer[peer],)
         }
         for peer in session.peers:
             parts = tuple(gather(table, chosen[peer, table]) for table in self._shared)

@@ -1,7 +1,7 @@
 """Messages as bytes: a length, a small msgpack header, then the arrays' own bytes. Nothing is ever unpickled.
 
 In: a `Message` or a stream. Out: buffers to write, without copies of large arrays; a message whose arrays were read
-straight into their own memory.
+straight into memory that is used again: fresh pages cost as much as reading.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from daskps.backend.device import MEMORY
 from daskps.cluster.message import Message
 from daskps.errors import ProtocolError
 
@@ -42,7 +43,7 @@ async def decode(read: Callable[[int], Awaitable[bytes]], read_into: Callable[[m
     if header_bytes > HEADER_LIMIT:
         raise ProtocolError(f"a message begins with a header of {header_bytes:,} bytes; the peer is no node of daskps")
     fields = msgpack.unpackb(await read(header_bytes))
-    arrays = [np.empty(shape, _number(dtype)) for dtype, shape in fields[8]]
+    arrays = [MEMORY.empty(tuple(shape), _number(dtype)) for dtype, shape in fields[8]]
     if sum(array.nbytes for array in arrays) != array_bytes:
         raise ProtocolError(
             f"a {fields[0]!r} message says {array_bytes:,} bytes, but its arrays have others: {fields[8]}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from daskps.backend.pool import ComputePool
-from daskps.errors import ConfigError
+from daskps.errors import ConfigError, ProtocolError
 from daskps.ssd.placement import Placement
 from daskps.types import Int64s, Keys
 
@@ -20,13 +21,24 @@ from daskps.types import Int64s, Keys
 class Grouped:
     """The order of keys by owner: rank r owns ``keys[order[starts[r]:starts[r + 1]]]``."""
 
-    order: Int64s  # (n,)
+    order: Int64s | None  # (n,); None: the keys stand in this order already
     starts: Int64s  # (nodes + 1,)
-    in_place: bool = False  # the keys stand in this order already: `order` counts 0, 1, 2...
 
     def slice(self, rank: int) -> slice:
         """Where a rank's keys begin and end in the order."""
         return slice(int(self.starts[rank]), int(self.starts[rank + 1]))
+
+    def group(self, rank: int) -> Int64s:
+        """The positions of a rank's keys."""
+        at = self.slice(rank)
+        return np.arange(at.start, at.stop) if self.order is None else self.order[at]
+
+    def positions(self, rank: int, numbers: npt.NDArray[np.uint32]) -> Int64s:
+        """The positions of some of a rank's keys, which it has numbered from 0 on; it may be a peer who says so."""
+        at = self.slice(rank)
+        if numbers.dtype != np.uint32 or (len(numbers) and numbers.max() >= at.stop - at.start):
+            raise ProtocolError(f"node {rank} was asked for {at.stop - at.start} rows, but names others: {numbers}")
+        return numbers + np.int64(at.start) if self.order is None else self.order[at][numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +64,7 @@ class KeyPartition:
     def group(self, keys: Keys) -> Grouped:
         """The order of the keys by owner."""
         if self.nodes == 1:
-            return Grouped(np.arange(len(keys)), np.array([0, len(keys)]), in_place=True)
+            return Grouped(None, np.array([0, len(keys)]))
         order, begins = self.placement.split(keys, self.pool)
         firsts = [*(self.owned(rank).start for rank in range(self.nodes)), self.placement.partitions]
         return Grouped(order, begins[firsts])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from daskps.backend.device import MEMORY
 from daskps.backend.native import library
 from daskps.cluster.exchange import Shared, tell
 from daskps.cluster.message import Array
@@ -50,20 +51,20 @@ async def pull(
     session: Session, batch: int, table: str, keys: Keys, owners: Grouped, out: Floats, aside: Work
 ) -> Pulled:
     """Ask every owner for its keys, empty groups too; free rows are in `out` (U, W) when this returns."""
-    asked = keys if owners.in_place else await aside(lambda: keys[owners.order])
+    order = owners.order
+    asked = keys if order is None else await aside(lambda: keys[order])
     for owner in range(session.nodes):
         at = owners.slice(owner)
-        mine = owners.in_place and owner == session.rank  # the owner writes into `out` itself
+        mine = order is None and owner == session.rank  # the owner writes into `out` itself
         session.send(owner, "pull", batch, table=table, arrays=(asked[at], out[at]) if mine else (asked[at],))
     copied, late, shared, holders = [], [], [], []
     for owner in range(session.nodes):
         message = await session.receive("answer", batch, owner, table=table)
-        group = owners.order[owners.slice(owner)]
         if message.note != "in place":
             await aside(partial(_place, out, owners, owner, message.arrays[4:]))
-        copied.append(group[message.arrays[0]])
+        copied.append(owners.positions(owner, message.arrays[0]))
         late.append(len(message.arrays[1]))
-        shared.append(group[message.arrays[2]])
+        shared.append(owners.positions(owner, message.arrays[2]))
         holders.append(message.arrays[3])
     all_shared, all_holders = np.concatenate(shared), np.concatenate(holders)
     pushed = None
@@ -71,7 +72,7 @@ async def pull(
         pushed = np.ones(len(keys), np.bool_)
         lower = (np.uint64(1) << np.uint64(session.rank)) - np.uint64(1)
         pushed[all_shared] = (all_holders & lower) == 0
-    sharing = await aside(partial(Shared.of, keys, all_shared, all_holders, session.rank, session.nodes))
+    sharing = Shared.of(len(keys), all_shared.astype(np.int32), all_holders, session.rank, session.nodes)
     tell(session, batch, table, sharing)
     return Pulled(
         *(batch, table, keys, owners, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed, sharing)
@@ -81,11 +82,12 @@ async def pull(
 def _place(out: Floats, owners: Grouped, owner: int, arrays: tuple[Array, ...]) -> None:
     """An owner's rows into `out`: of all its keys, or of those at the positions that came with them."""
     rows, at = arrays[0], owners.slice(owner)
-    if owners.in_place and len(arrays) == 1 and rows.shape == out[at].shape:
+    if len(arrays) > 1:
+        _scatter(out, owners.positions(owner, arrays[1]), rows)
+    elif owners.order is None and rows.shape == out[at].shape:
         out[at] = rows
     else:
-        group = owners.order[at]
-        _scatter(out, group if len(arrays) == 1 else group[arrays[1]], rows)
+        _scatter(out, owners.group(owner), rows)
 
 
 def _scatter(out: Floats, positions: Int64s, rows: Floats) -> None:
@@ -101,7 +103,7 @@ async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) 
         step = 0
         while missing:
             message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
-            positions = pulled.owners.order[pulled.owners.slice(owner)][message.arrays[0]]
+            positions = pulled.owners.positions(owner, message.arrays[0])
             if len(message.arrays) > 1:  # else the owner has put them there
                 await aside(partial(_scatter, out, positions, message.arrays[1]))
             yield positions
@@ -128,14 +130,13 @@ async def push(
 
 def _pushed(pulled: Pulled, owner: int, rows: Floats, check_replicas: bool) -> tuple[Array, ...]:
     """Keys and rows that this node pushes to an owner; with `check_replicas` also keys and hashes of shared ones."""
-    at = pulled.owners.slice(owner)
-    group = pulled.owners.order[at]
+    at, group = pulled.owners.slice(owner), pulled.owners.group(owner)
     chosen = None if pulled.pushed is None else pulled.pushed[group]
-    if pulled.owners.in_place and (chosen is None or chosen.all()):  # as they lie there
+    if pulled.owners.order is None and (chosen is None or chosen.all()):  # as they lie there
         keys, values = pulled.keys[at], rows[at]
     else:
         mine = group if chosen is None else group[chosen]
-        keys, values = pulled.keys[mine], np.empty((len(mine), rows.shape[1]), np.float32)
+        keys, values = pulled.keys[mine], MEMORY.empty((len(mine), rows.shape[1]), np.float32)
         library().link_gather(rows=rows, width=rows.shape[1], positions=mine, n=len(mine), out=values)
     if not check_replicas:
         return keys, values
@@ -147,7 +148,7 @@ async def lookup(
     session: Session, batch: int, number: int, table: str, keys: Keys, owners: Grouped, out: Floats, aside: Work
 ) -> None:
     """Rows as they are after `batch`; nothing is inserted. `number` tells the lookups of a batch apart."""
-    groups = np.split(owners.order, owners.starts[1:-1])
+    groups = [owners.group(owner) for owner in range(session.nodes)]
     for owner, group in enumerate(groups):
         session.send(owner, "lookup", batch, step=number, table=table, arrays=(keys[group],))
     for owner, group in enumerate(groups):

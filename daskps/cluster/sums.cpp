@@ -1,9 +1,10 @@
-// Gradient sums of rows that two nodes hold, packed into bytes and added from them; and rows moved by position.
+// Gradient sums of rows that two nodes hold, packed into bytes and added from them; rows moved by position;
+// and keys brought into the order of their owners.
 //
 // A message has for every row that was touched its number at the receiver, how many bytes a value of it takes (1 to 8:
 // sums are fixed-point integers, most of them small, so 8-byte values would double what is sent), and the values, the
-// lower bytes of 64-bit integers. Rows come in the order of the sender, who so walks through memory from one end to the
-// other.
+// lower bytes of 64-bit integers. Rows come in the order of the sender's sums, who so walks through memory from one end to
+// the other.
 #include "dialect.cuh"
 
 enum : int64_t { AHEAD = 16, MALFORMED = -1, TOO_LARGE = -2 };
@@ -19,23 +20,23 @@ NATIVE(void, link_place, const int32_t* rows, int64_t n, int32_t forget, int32_t
     for (int64_t i = 0; i < n; ++i) place[rows[i]] = forget ? -1 : (int32_t)i;
 }
 
-// shared (n,): rows held together with the peer, ascending; theirs (n,): the peer's numbers of them. place (U,): where a
-// row's sums are, -1 if it was not touched. numbers (n,), widths (n,), bytes (n * dim * 8 + 8,) are written. Returns how
-// many bytes; *count is how many rows.
-NATIVE(int64_t, link_pack, const int32_t* shared, const int32_t* theirs, int64_t n, const int32_t* place,
-    const int64_t* sums, int64_t dim, int32_t* numbers, uint8_t* widths, uint8_t* bytes, int64_t* count) {
+// rows (n,), sums (n, dim): what was touched. theirs (U,): the peer's numbers of this node's rows, -1 where it has none.
+// numbers, widths (m,) and bytes (m * dim * 8 + 8,) are written, with m rows that both have. Returns how many bytes;
+// *count is how many rows.
+NATIVE(int64_t, link_pack, const int32_t* rows, int64_t n, const int32_t* theirs, const int64_t* sums, int64_t dim,
+    int32_t* numbers, uint8_t* widths, uint8_t* bytes, int64_t* count) {
     uint8_t* at = bytes;
-    int64_t rows = 0;
+    int64_t packed = 0;
     for (int64_t i = 0; i < n; ++i) {
-        const int32_t found = place[shared[i]];
-        if (found < 0) continue;
-        const int64_t* values = sums + found * dim;
+        const int32_t number = theirs[rows[i]];
+        if (number < 0) continue;
+        const int64_t* values = sums + i * dim;
         const int width = bytes_of(values, dim);
-        numbers[rows] = theirs[i];
-        widths[rows++] = (uint8_t)width;
+        numbers[packed] = number;
+        widths[packed++] = (uint8_t)width;
         for (int64_t d = 0; d < dim; ++d, at += width) __builtin_memcpy(at, values + d, 8);
     }
-    *count = rows;
+    *count = packed;
     return at - bytes;
 }
 
@@ -117,4 +118,17 @@ NATIVE(void, link_scatter, float* rows, int64_t width, const int64_t* positions,
         if (i + AHEAD < n) PREFETCH_RUN(rows + positions[i + AHEAD] * width, width);
         copy_row(rows + positions[i] * width, values + i * width, width);
     }
+}
+
+// order (n,): positions of keys, owner by owner. ordered[i] = keys[order[i]], place[order[i]] = i.
+NATIVE(void, link_order, const int64_t* order, int64_t n, const uint64_t* keys, uint64_t* ordered, int32_t* place) {
+    for (int64_t i = 0; i < n; ++i) {
+        ordered[i] = keys[order[i]];
+        place[order[i]] = (int32_t)i;
+    }
+}
+
+// row_of[i] = place[row_of[i]]
+NATIVE(void, link_renumber, int64_t first, int64_t last, const int32_t* place, int32_t* row_of) {
+    for (int64_t i = first; i < last; ++i) row_of[i] = place[row_of[i]];
 }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from daskps.backend.device import MEMORY
 from daskps.backend.native import library
 from daskps.backend.pool import ComputePool
 from daskps.types import Batch, Floats, Int64s
@@ -52,24 +54,38 @@ def concatenate(batches: Sequence[Batch], first_row: int) -> Batch:
     """Batches of one data set, one behind the other."""
     if len(batches) == 1:
         return batches[0]
-    bases = np.cumsum([0, *(len(batch.keys) for batch in batches)]).tolist()
-    ends = [batch.offsets[1:] + base for batch, base in zip(batches, bases[:-1], strict=True)]
     return Batch(
         first_row=first_row,
         slots=batches[0].slots,
-        labels=np.concatenate([batch.labels for batch in batches]),
-        keys=np.concatenate([batch.keys for batch in batches]),
-        offsets=np.concatenate([np.zeros(1, np.int64), *ends]),
+        labels=_behind([batch.labels for batch in batches]),
+        keys=_behind([batch.keys for batch in batches]),
+        offsets=_offsets(batches),
         weights=_joined([batch.weights for batch in batches]),
         dense=_joined([batch.dense for batch in batches]),
         example_weights=_example_weights(batches),
     )
 
 
+def _behind(arrays: Sequence[Any]) -> Any:
+    """Arrays one behind the other, in memory that is used again: on several nodes every batch is put together here."""
+    out = MEMORY.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    return np.concatenate(arrays, out=out)
+
+
+def _offsets(batches: Sequence[Batch]) -> Int64s:
+    offsets: Int64s = MEMORY.empty(1 + sum(len(batch.offsets) - 1 for batch in batches), np.int64)
+    offsets[0], at, base = 0, 1, 0
+    for batch in batches:
+        count = len(batch.offsets) - 1
+        np.add(batch.offsets[1:], base, out=offsets[at : at + count])
+        at, base = at + count, base + len(batch.keys)
+    return offsets
+
+
 def _joined(arrays: Sequence[Floats | None]) -> Floats | None:
     """All have it or none has."""
     there = [array for array in arrays if array is not None]
-    return np.concatenate(there) if there else None
+    return _behind(there) if there else None
 
 
 def _example_weights(batches: Sequence[Batch]) -> Floats | None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from daskps.backend.device import Device
+from daskps.backend.device import MEMORY, Device
+from daskps.backend.native import library
 from daskps.backend.ops.partition import partition
 from daskps.backend.ops.table import DEVICE_SALT
 from daskps.backend.ops.unique import unique
@@ -52,13 +53,20 @@ def find_working_set(
 def by_owner(working_set: WorkingSet, partition: KeyPartition) -> tuple[WorkingSet, Grouped]:
     """The same with its keys in the order of their owners: pulls and pushes are runs of it, and need no copy."""
     found = partition.group(working_set.keys)
-    place = np.empty(len(found.order), np.int32)
-    place[found.order] = np.arange(len(place), dtype=np.int32)
-    keys = working_set.keys[found.order]
-    ordered = Grouped(np.arange(len(keys)), found.starts, in_place=True)
+    if found.order is None:
+        return working_set, found
+    keys, place = MEMORY.empty(len(found.order), np.uint64), np.empty(len(found.order), np.int32)
+    library().link_order(order=found.order, n=len(place), keys=working_set.keys, ordered=keys, place=place)
+    ordered = Grouped(None, found.starts)
     if working_set.key_of is not None:  # rows keep their numbers, which say on which device they are
         return replace(working_set, keys=keys, key_of=place[working_set.key_of]), ordered
-    return replace(working_set, keys=keys, row_of=place[working_set.row_of]), ordered
+    row_of, n = working_set.row_of, len(working_set.row_of)  # nobody else has seen it: it is changed where it is
+
+    def renumber(share: int, shares: int) -> None:
+        library().link_renumber(first=n * share // shares, last=n * (share + 1) // shares, place=place, row_of=row_of)
+
+    partition.pool.shares(renumber)
+    return replace(working_set, keys=keys), ordered
 
 
 def select_slots(batch: Batch, slots: tuple[int, ...]) -> tuple[Keys, Int64s, Floats | None]:

@@ -194,8 +194,8 @@ class Cache:
             ),
         )
 
-    def gather(self, slots: Slots, out: Floats, keys: Keys | None = None) -> None:
-        """Rows of the slots to `out`, their keys to `keys`."""
+    def gather(self, slots: Slots, out: Floats, keys: Keys | None = None, positions: Positions | None = None) -> None:
+        """Rows of the slots to `out`, one after the other or at their positions; their keys to `keys`."""
         self._shares(
             len(slots),
             lambda first, last: library().mem_gather(
@@ -206,6 +206,7 @@ class Cache:
                 first=first,
                 last=last,
                 out=out,
+                positions=positions,
                 keys=keys,
             ),
         )

@@ -35,7 +35,7 @@ class Delivery:
     in_place: bool  # the pull gave `out`
     copied: Positions  # not sent: the node's own table of batch - 1 has these rows, so keep it until they are copied
     late: Positions  # will be sent when the last earlier batch that holds them has pushed
-    shared: Positions  # keys that more than one node holds in this batch
+    shared: Positions  # keys that more than one node holds in this batch, in one order for all of them
     holders: Keys  # of each shared key: bit r is set if node r holds it; the lowest of them pushes
 
 

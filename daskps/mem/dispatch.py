@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from daskps.backend.device import MEMORY
 from daskps.mem.cache import Cache, Slots, Visit
 from daskps.mem.delivery import NOBODY, NOWHERE, Delivery, Positions
 from daskps.mem.flight import Flight, Waiting
 from daskps.mem.working_set import Pull, WorkingSet
-from daskps.types import Bools, Floats, Keys
+from daskps.types import Bools, Floats
 
 
 def first_alone(pull: Pull, visit: Visit, flight: Flight, rows: Floats) -> Delivery:
@@ -46,30 +47,26 @@ def first_shared(
     working_set: WorkingSet, visit: Visit, flight: Flight, previous: Flight | None, cache: Cache
 ) -> list[Delivery]:
     """The answers to all nodes: free rows, and who else holds what."""
-    assert working_set.holders is not None
     distances = np.zeros(len(working_set), np.uint8)
     distances[visit.late] = visit.distances
-    before = _held_before(working_set.keys, distances, previous)
+    held = None if previous is None or previous.working_set is None else previous.working_set
+    before = working_set.held_before(held, distances)
     answers = []
     for pull, indices in zip(working_set.pulls, working_set.indices, strict=True):
-        distance, holders, slots = distances[indices], working_set.holders[indices], visit.slots[indices]
-        own = (before[indices] >> np.uint64(pull.node) & np.uint64(1)).astype(np.bool_)
-        late = _where((distance > 0) & ~own)
-        _wait(flight, pull, late, slots[late], distance[late])
-        shared = _where(holders & (holders - np.uint64(1)) != 0)
-        free = _where(distance == 0)
+        part = working_set.deal(pull.node, indices, distances, before, visit.slots)
+        _wait(flight, pull, part.late, part.late_slots, part.late_distances)
         answers.append(
             Delivery(
                 node=pull.node,
                 batch=flight.batch,
                 first=True,
-                positions=free if len(free) < len(slots) else None,
-                rows=_copy(cache, slots[free], free, pull.out),
+                positions=part.free if len(part.free) < len(indices) else None,
+                rows=_copy(cache, part.free_slots, part.free, pull.out),
                 in_place=pull.out is not None,
-                copied=_where(own),
-                late=late,
-                shared=shared,
-                holders=holders[shared],
+                copied=part.copied,
+                late=part.late,
+                shared=part.shared,
+                holders=part.holders,
             )
         )
     return answers
@@ -115,23 +112,11 @@ def _wait(flight: Flight, pull: Pull, positions: Positions, slots: Slots, distan
         flight.waiting.append(Waiting(pull.node, flight.batch - int(distance), positions[mine], slots[mine], pull.out))
 
 
-def _held_before(keys: Keys, distances: npt.NDArray[np.uint8], previous: Flight | None) -> Keys:
-    """Holders in the batch just before, of rows that it is still out with."""
-    holders = np.zeros(len(keys), np.uint64)
-    if previous is not None and previous.working_set is not None:
-        out_with_previous = np.flatnonzero(distances == 1)
-        holders[out_with_previous] = previous.working_set.holders_of(keys[out_with_previous])
-    return holders
-
-
 def _copy(cache: Cache, slots: Slots, positions: Positions, out: Floats | None) -> Floats:
     """The rows of `slots`: by themselves, or in `out` at `positions`."""
-    if out is not None and len(positions) == len(out):
-        cache.gather(slots, out)
+    if out is not None:
+        cache.gather(slots, out, positions=positions)
         return out
-    rows = np.empty((len(slots), cache.width), np.float32)
+    rows: Floats = MEMORY.empty((len(slots), cache.width), np.float32)
     cache.gather(slots, rows)
-    if out is None:
-        return rows
-    out[positions] = rows
-    return out
+    return rows

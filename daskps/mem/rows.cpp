@@ -12,16 +12,16 @@ NATIVE(int64_t, mem_select, const void* entries, const uint32_t* slots, int64_t 
     return count;
 }
 
-// out[i] = row of slots[i]; keys[i] its key, unless keys is null.
+// out[i], or out[positions[i]] unless positions is null, = row of slots[i]; keys[i] its key, unless keys is null.
 NATIVE(void, mem_gather, const void* entries, const float* rows, int64_t width, const uint32_t* slots, int64_t first,
-    int64_t last, float* out, uint64_t* keys) {
+    int64_t last, float* out, const uint32_t* positions, uint64_t* keys) {
     const Entry* table = (const Entry*)entries;
     for (int64_t i = first; i < last; ++i) {
         if (i + 16 < last) {
             prefetch_row(rows + slots[i + 16] * width, width);
             if (keys) __builtin_prefetch(&table[slots[i + 16]]);
         }
-        copy_row(out + i * width, rows + slots[i] * width, width);
+        copy_row(out + (positions ? positions[i] : i) * width, rows + slots[i] * width, width);
         if (keys) keys[i] = table[slots[i]].key;
     }
 }

@@ -76,3 +76,48 @@ NATIVE(int64_t, mem_union_find, const uint64_t* buckets, uint64_t bucket_count, 
     }
     return missing;
 }
+
+// before[i] = who holds keys[i] in the batch of this table, where distances[i] is 1: it is out with the row; else nobody.
+NATIVE(void, mem_union_before, const uint64_t* buckets, uint64_t bucket_count, const uint64_t* known,
+    const uint64_t* holders, const uint64_t* keys, int64_t n, const uint8_t* distances, uint64_t* before) {
+    for (int64_t i = 0; i < n; ++i) {
+        if (i + 32 < n && distances[i + 32] == 1) prefetch_home(buckets, bucket_count, keys[i + 32]);
+        before[i] = 0;
+        if (distances[i] != 1) continue;
+        const uint64_t bucket = buckets[bucket_of(buckets, bucket_count, known, keys[i])];
+        if (bucket) before[i] = holders[(uint32_t)bucket - 1];
+    }
+}
+
+// What node `rank` gets of a batch. indices (n,): places of its keys among the U known ones; holders, distances (0: free,
+// else how many batches ago the row went out), before and slots are of those (U,). Positions of the node's keys go to
+// free, copied (the node itself has the row from the batch before) and late, and with them slots and distances; to shared
+// go those that others hold too, with their holders, in the order of the known keys, which is the same for all nodes.
+// place (U,) is scratch. counts (4,): of free, copied, late and shared.
+NATIVE(void, mem_union_deal, const uint32_t* indices, int64_t n, uint32_t rank, const uint64_t* holders,
+    const uint8_t* distances, const uint64_t* before, const uint32_t* slots, int64_t known_count, uint32_t* place,
+    uint32_t* free, uint32_t* free_slots, uint32_t* copied, uint32_t* late, uint32_t* late_slots,
+    uint8_t* late_distances, uint32_t* shared, uint64_t* shared_holders, int64_t* counts) {
+    int64_t frees = 0, copies = 0, lates = 0, shares = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const uint32_t index = indices[i];
+        place[index] = (uint32_t)i;
+        if (distances[index] == 0) {
+            free[frees] = (uint32_t)i;
+            free_slots[frees++] = slots[index];
+        } else if (before[index] >> rank & 1) {
+            copied[copies++] = (uint32_t)i;
+        } else {
+            late[lates] = (uint32_t)i;
+            late_distances[lates] = distances[index];
+            late_slots[lates++] = slots[index];
+        }
+    }
+    for (int64_t index = 0; index < known_count; ++index) {
+        const uint64_t held = holders[index];
+        if (!(held >> rank & 1) || !(held & (held - 1))) continue;
+        shared[shares] = place[index];
+        shared_holders[shares++] = held;
+    }
+    counts[0] = frees, counts[1] = copies, counts[2] = lates, counts[3] = shares;
+}

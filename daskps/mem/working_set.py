@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from daskps.backend.device import MEMORY
 from daskps.backend.native import library
 from daskps.errors import ArgumentError
 from daskps.mem.cache import NONE, Slots
@@ -26,6 +27,20 @@ class Pull:
     out: Floats | None
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node gets of a batch, as positions of its pull, ascending where nothing else is said."""
+
+    free: Positions  # rows that it gets at once
+    free_slots: Slots
+    copied: Positions  # rows that its own table of the batch before has
+    late: Positions  # rows that it gets later
+    late_slots: Slots
+    late_distances: npt.NDArray[np.uint8]  # this batch minus the one that is out with the row
+    shared: Positions  # rows that other nodes hold too, in an order that is the same for all of them
+    holders: Keys  # of each shared row
+
+
 class WorkingSet:
     """The distinct keys that all nodes pull for one batch, in rank order, and who holds each.
 
@@ -37,6 +52,7 @@ class WorkingSet:
         self.keys = pulls[0].keys
         self.holders: Keys | None = None  # (U,) bit r: node r holds the key
         self.indices: list[Positions] = []  # per node: of each of its keys, the place in `keys`
+        self._added: dict[int, slice] = {}  # per node: keys that no lower rank holds, so that it pushes; in its order
         if len(pulls) > 1:
             self._unite()
 
@@ -45,10 +61,11 @@ class WorkingSet:
 
     def _unite(self) -> None:
         most = sum(len(pull.keys) for pull in self.pulls)
-        self._buckets = np.zeros(2 * most + 1, np.uint64)
-        keys, holders, count = np.empty(most, np.uint64), np.empty(most, np.uint64), np.zeros(1, np.int64)
+        self._buckets = MEMORY.empty(3 * most // 2 + 1, np.uint64)
+        self._buckets.fill(0)
+        keys, holders, count = MEMORY.empty(most, np.uint64), MEMORY.empty(most, np.uint64), np.zeros(1, np.int64)
         for pull in self.pulls:
-            indices = np.empty(len(pull.keys), np.uint32)
+            first, indices = int(count[0]), MEMORY.empty(len(pull.keys), np.uint32)
             added = library().mem_union_add(
                 buckets=self._buckets,
                 bucket_count=len(self._buckets),
@@ -63,7 +80,58 @@ class WorkingSet:
             if added < len(pull.keys):
                 raise ArgumentError(f"node {pull.node} pulls key {pull.keys[added]} twice; pull distinct keys")
             self.indices.append(indices)
-        self.keys, self.holders = keys[: int(count[0])].copy(), holders[: int(count[0])].copy()
+            self._added[pull.node] = slice(first, int(count[0]))
+        self.keys, self.holders = _copy(keys[: int(count[0])]), _copy(holders[: int(count[0])])
+
+    def held_before(self, previous: WorkingSet | None, distances: npt.NDArray[np.uint8]) -> Keys:
+        """Who held each key in the batch just before, of rows that it is still out with (distance 1); else nobody."""
+        if previous is None:
+            return np.zeros(len(self), np.uint64)
+        before: Keys = MEMORY.empty(len(self), np.uint64)
+        library().mem_union_before(
+            buckets=previous._buckets,
+            bucket_count=len(previous._buckets),
+            known=previous.keys,
+            holders=previous.holders,
+            keys=self.keys,
+            n=len(self),
+            distances=distances,
+            before=before,
+        )
+        return before
+
+    def deal(self, node: int, indices: Positions, distances: npt.NDArray[np.uint8], before: Keys, slots: Slots) -> Part:
+        """A node's part, from the places of its keys in `keys`, and of all keys how late they are, who had them in the
+        batch just before, and their slots."""
+        n, counts = len(indices), np.empty(4, np.int64)
+        free, free_slots, copied, late, late_slots, shared = (MEMORY.empty(n, np.uint32) for _ in range(6))
+        late_distances, holders = MEMORY.empty(n, np.uint8), MEMORY.empty(n, np.uint64)
+        library().mem_union_deal(
+            indices=indices,
+            n=n,
+            rank=node,
+            holders=self.holders,
+            distances=distances,
+            before=before,
+            slots=slots,
+            known_count=len(self),
+            place=MEMORY.empty(len(self), np.uint32),
+            free=free,
+            free_slots=free_slots,
+            copied=copied,
+            late=late,
+            late_slots=late_slots,
+            late_distances=late_distances,
+            shared=shared,
+            shared_holders=holders,
+            counts=counts,
+        )
+        at_once, own, later, common = counts.tolist()
+        return Part(
+            *(free[:at_once], free_slots[:at_once], copied[:own]),
+            *(late[:later], late_slots[:later], late_distances[:later]),
+            *(shared[:common], holders[:common]),
+        )
 
     def forget_pulls(self) -> None:
         """The nodes have their answers; who holds what is all that is still needed."""
@@ -85,6 +153,10 @@ class WorkingSet:
     def claim(self, keys: Keys, node: int, pushed: npt.NDArray[np.uint8], slots_of: Slots) -> tuple[Slots, int, int]:
         """Mark keys that `node` pushes; returns their slots, the first that it may not push (or -1), and why not."""
         assert self.holders is not None
+        all_of_them = self._added[node]  # as a node pushes them if it does so at once: nothing has to be found
+        if np.array_equal(keys, self.keys[all_of_them]) and not pushed[all_of_them].any():
+            pushed[all_of_them] = 1
+            return slots_of[all_of_them], -1, 0
         slots, reason = np.empty(len(keys), np.uint32), np.zeros(1, np.int64)
         taken = library().mem_union_claim(
             buckets=self._buckets,
@@ -108,3 +180,9 @@ class WorkingSet:
             return np.zeros(len(keys), np.uint64)
         known = indices != NONE
         return np.where(known, self.holders[np.where(known, indices, 0)], np.uint64(0))
+
+
+def _copy(values: Keys) -> Keys:
+    copy: Keys = MEMORY.empty(len(values), np.uint64)
+    copy[:] = values
+    return copy

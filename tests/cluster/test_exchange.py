@@ -72,13 +72,9 @@ def sharing(held: list[list[int]], rank: int) -> Shared:
     keys = held[rank]
     holders = [sum(1 << other for other, theirs in enumerate(held) if key in theirs) for key in keys]
     shared = [place for place, bits in enumerate(holders) if bits & (bits - 1)]
-    return Shared.of(
-        np.array(keys, np.uint64),
-        np.array(shared, np.int64),
-        np.array([holders[place] for place in shared], np.uint64),
-        rank,
-        len(held),
-    )
+    shared.sort(key=lambda place: str(keys[place])[::-1])  # any order that is the same on all nodes
+    bits = np.array([holders[place] for place in shared], np.uint64)
+    return Shared.of(len(keys), np.array(shared, np.int32), bits, rank, len(held))
 
 
 @given(case=holdings())

@@ -23,6 +23,11 @@ def trained(rows: np.ndarray, batch: int) -> np.ndarray:
     return words.view(np.float32)
 
 
+def common(delivery: Delivery, keys: np.ndarray, other: int) -> list[int]:
+    """The keys that `other` holds too, as the delivery names them."""
+    return keys[delivery.shared[delivery.holders >> np.uint64(other) & np.uint64(1) == 1]].tolist()
+
+
 class Cluster:
     """N nodes with their tables, the owner's partition, and the dictionary that says what is right."""
 
@@ -70,8 +75,13 @@ class Cluster:
         sets = [set(other.tolist()) for other in self.batches[delivery.batch]]
         masks = [sum(1 << r for r in range(self.nodes) if key in sets[r]) for key in keys.tolist()]
         shared = [i for i, mask in enumerate(masks) if mask.bit_count() > 1]
-        assert delivery.shared.tolist() == shared
-        assert delivery.holders.tolist() == [masks[i] for i in shared]
+        assert sorted(delivery.shared.tolist()) == shared
+        assert delivery.holders.tolist() == [masks[i] for i in delivery.shared.tolist()]
+        for other, first in self.first.items():  # two nodes are told of the keys that both hold in one order
+            if other[1] == delivery.batch and other[0] != delivery.node:
+                assert common(delivery, keys, other[0]) == common(
+                    first, self.batches[delivery.batch][other[0]], delivery.node
+                )
 
     def copy_from_own_table(self, node: int, batch: int) -> None:
         """Table to table, when the batch before is trained and this one is answered, whichever comes later."""

@@ -1,0 +1,42 @@
+"""How many steps make a batch: a second's worth, of one size from batch to batch; all that fits if disk is read."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daskps.flow.sizing import ROOM, Sizer
+
+
+def sizer() -> Sizer:
+    job: Any = SimpleNamespace(train=SimpleNamespace(minibatch_examples=4096, batch_examples=None))
+    opened: Any = SimpleNamespace(row_capacity=10_000, rows=4096 * 1000, position=0)
+    return Sizer(job, opened)
+
+
+def report(steps: int, seconds: float, misses: int = 0, keys: int = 100) -> Any:
+    return SimpleNamespace(
+        token=SimpleNamespace(first_step=7, stop_step=7 + steps),
+        stages=(SimpleNamespace(seconds=seconds + 3, waited_seconds=3.0), SimpleNamespace(seconds=0, waited_seconds=0)),
+        counts={"distinct_keys": keys, "misses": misses},
+        levels={"row_capacity": 10_000},
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"), [(0.01, 16), (0.4, 16), (0.6, 8), (1.0, 8), (1.9, 8), (2.5, 4), (30.0, 4)]
+)
+def test_only_a_batch_far_from_a_second_changes_the_size_and_by_two_at_most(seconds: float, steps: int) -> None:
+    one = sizer()
+    one.learn([report(8, 0.01), report(8, seconds)] if seconds > 0.01 else [report(8, seconds)])
+    assert one.steps() == steps
+
+
+@pytest.mark.parametrize("misses", [0, 5])
+def test_no_batch_is_larger_than_fits_and_with_reads_from_disk_it_is_as_large(misses: int) -> None:
+    one = sizer()
+    keys = int(ROOM * 10_000 / 1.5)  # of 8 steps: 12 fit
+    one.learn([report(8, 1.0, misses, keys)])
+    assert one.steps() == (12 if misses else 8)
+    one.learn([report(8, 1.0, misses, 2 * keys)])
+    assert one.steps() == 6
