@@ -53,14 +53,21 @@ DEVICE void update_rows(int32_t D, const Gradient& g, const Optimizer& o, const 
     const int64_t ahead_end = g.starts[range.last];
     Findings<MAX> findings;
     clear_findings<MAX>(findings);
-    for (int64_t t = range.first; t < range.last; ++t) {
-        if (t + PREFETCH_AHEAD / 2 < range.last) {
-            const float* ahead = rows + (int64_t)touched[t + PREFETCH_AHEAD / 2] * width;
-            PREFETCH_RUN(ahead, width);
+    for (int64_t t = range.first; t < range.last; t += STEP_ROWS) {
+        const int64_t end = range.last - t < STEP_ROWS ? range.last : t + STEP_ROWS;
+        float gradients[STEP_ROWS][MAX];
+        for (int64_t r = t; r < end; ++r) {
+            if (r + PREFETCH_AHEAD / 2 < range.last) {
+                const float* ahead = rows + (int64_t)touched[r + PREFETCH_AHEAD / 2] * width;
+                PREFETCH_RUN(ahead, width);
+            }
+            uint64_t sum[MAX];
+            sum_occurrences<MAX>(D, g, g.starts[r], g.starts[r + 1], ahead_end, sum, findings);
+            mean_gradient<MAX>(D, o, sum, gradients[r - t]);
         }
-        uint64_t sum[MAX];
-        sum_occurrences<MAX>(D, g, g.starts[t], g.starts[t + 1], ahead_end, sum, findings);
-        update_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum, findings);
+        for (int64_t r = t; r < end; ++r) {
+            step_row<MAX>(D, o, rows + (int64_t)touched[r] * width, gradients[r - t], findings);
+        }
     }
     if (const int32_t bad = status_of<MAX>(findings)) ATOMIC_OR(status, bad);
 }

@@ -8,6 +8,10 @@
 #pragma once
 #include "gradient.cuh"
 
+// On the CPU rows are summed, then stepped, in blocks of so many: a row's root and division take 30 cycles, in which the
+// sums of the next row cannot begin, because how many occurrences it has is guessed wrong too often.
+#define STEP_ROWS 16
+
 enum { SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL };
 
 struct Optimizer {
@@ -123,10 +127,16 @@ DEVICE void step_row(int32_t D, const Optimizer& o, float* row, float* g, Findin
     }
 }
 
+// The gradient of a row from the sum of its contributions.
+template <int MAX>
+DEVICE void mean_gradient(int32_t D, const Optimizer& o, const uint64_t* sum, float* g) {
+    FOR_DIMS(d, k) g[k] = (float)((double)(int64_t)sum[k] * o.factor);
+}
+
 // One step of one row by the sum of its contributions.
 template <int MAX>
 DEVICE void update_row(int32_t D, const Optimizer& o, float* row, const uint64_t* sum, Findings<MAX>& findings) {
     float g[REGISTERS(MAX)];
-    FOR_DIMS(d, k) g[k] = (float)((double)(int64_t)sum[k] * o.factor);
+    mean_gradient<MAX>(D, o, sum, g);
     step_row<MAX>(D, o, row, g, findings);
 }

@@ -7,23 +7,29 @@ static void float_rows(int32_t D, const Gradient& g, const Optimizer& o, const i
     const int64_t ahead_end = g.starts[last];
     Findings<MAX> findings;
     clear_findings<MAX>(findings);
-    for (int64_t t = first; t < last; ++t) {
-        if (t + PREFETCH_AHEAD / 2 < last) {
-            const float* ahead = rows + (int64_t)touched[t + PREFETCH_AHEAD / 2] * width;
-            PREFETCH_RUN(ahead, width);
-        }
-        float sum[MAX];
-        FOR_DIMS(d, k) sum[k] = 0;
-        for (int64_t i = g.starts[t]; i < g.starts[t + 1]; ++i) {
-            if (i + PREFETCH_AHEAD < ahead_end) {
-                const float* ahead = bag_gradient(g, g.bags[i + PREFETCH_AHEAD], D);
-                PREFETCH_RUN(ahead, D);
+    for (int64_t t = first; t < last; t += STEP_ROWS) {
+        const int64_t end = last - t < STEP_ROWS ? last : t + STEP_ROWS;
+        float sums[STEP_ROWS][MAX];
+        for (int64_t r = t; r < end; ++r) {
+            if (r + PREFETCH_AHEAD / 2 < last) {
+                const float* ahead = rows + (int64_t)touched[r + PREFETCH_AHEAD / 2] * width;
+                PREFETCH_RUN(ahead, width);
             }
-            const float* values = bag_gradient(g, g.bags[i], D);
-            FOR_DIMS(d, k) sum[k] += values[d];
+            float sum[MAX];
+            FOR_DIMS(d, k) sum[k] = 0;
+            for (int64_t i = g.starts[r]; i < g.starts[r + 1]; ++i) {
+                if (i + PREFETCH_AHEAD < ahead_end) {
+                    const float* ahead = bag_gradient(g, g.bags[i + PREFETCH_AHEAD], D);
+                    PREFETCH_RUN(ahead, D);
+                }
+                const float* values = bag_gradient(g, g.bags[i], D);
+                FOR_DIMS(d, k) sum[k] += values[d];
+            }
+            FOR_DIMS(d, k) sums[r - t][k] = sum[k] * (float)(o.factor * FIXED_ONE);
         }
-        FOR_DIMS(d, k) sum[k] *= (float)(o.factor * FIXED_ONE);
-        step_row<MAX>(D, o, rows + (int64_t)touched[t] * width, sum, findings);
+        for (int64_t r = t; r < end; ++r) {
+            step_row<MAX>(D, o, rows + (int64_t)touched[r] * width, sums[r - t], findings);
+        }
     }
 }
 

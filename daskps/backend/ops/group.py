@@ -18,6 +18,7 @@ from daskps.errors import ArgumentError
 
 PART_SHIFT = 14  # 2^14 rows a part: 64 KiB of counters
 MOST_PARTS = 1024
+LINE_COUNTERS = 16  # of a cache line: the counters of two shares must not stand in one
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _group_cpu(
     shift = PART_SHIFT
     while (row_count >> shift) >= MOST_PARTS:
         shift += 1
-    parts = (row_count >> shift) + 1
+    parts = -(-((row_count >> shift) + 1) // LINE_COUNTERS) * LINE_COUNTERS
     places = scratch.take("places", (shares, parts), np.int32)
     places.fill(0)
     part_starts = scratch.take("part_starts", parts + 1, np.int32)

@@ -17,7 +17,7 @@ from daskps.errors import ArgumentError, CapacityError
 
 SLOT_BYTES = 16
 BUCKET = 4  # slots of a cache line, as in kernels/shard.cuh
-LOAD = 0.6  # keys per slot: nine of ten keys are in their own bucket
+LOAD = 0.5  # keys per slot: 19 of 20 keys are in their own bucket
 DEVICE_SALT = 0xD1B54A32D192ED03  # as in kernels/shard.cuh
 
 
