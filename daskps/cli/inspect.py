@@ -54,7 +54,7 @@ def describe(model: Model) -> dict[str, Any]:
         "snapshots": [
             {
                 "id": item.id,
-                "created": datetime.fromtimestamp(item.created_seconds, UTC).isoformat(timespec="seconds"),
+                "created": iso_time(item.created_seconds),
                 "position": item.draft.position,
                 "batch": item.draft.batch,
                 "last": item.id == state.last,
@@ -136,6 +136,11 @@ def as_text(value: dict[str, Any]) -> str:
     notes = value["health"] or ["no remarks; `daskps verify` checks every byte"]
     parts.append("health\n" + "\n".join(f"  {note}" for note in notes))
     return "\n\n".join(parts)
+
+
+def iso_time(seconds: float) -> str:
+    """Seconds since 1970 as people and programs read them."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def snapshot_table(snapshots: list[dict[str, Any]]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from daskps import maintenance
 from daskps.cli.command import command
-from daskps.cli.inspect import snapshot_table
+from daskps.cli.inspect import iso_time, snapshot_table
 from daskps.cli.options import model_argument
 from daskps.cluster.commit import ModelDirectory
 
@@ -32,7 +31,7 @@ def _listing(model: str) -> tuple[dict[str, Any], str]:
     items: list[dict[str, Any]] = [
         {
             "id": item.id,
-            "created": item.created_seconds,
+            "created": iso_time(item.created_seconds),
             "position": item.draft.position,
             "batch": item.draft.batch,
             "last": item.id == last,
@@ -40,12 +39,7 @@ def _listing(model: str) -> tuple[dict[str, Any], str]:
         }
         for item in directory.snapshots()
     ]
-    shown = [{**item, "created": _time(item["created"])} for item in items]
-    return {"model": model, "snapshots": items}, snapshot_table(shown) if items else f"{model} has no snapshot"
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return {"model": model, "snapshots": items}, snapshot_table(items) if items else f"{model} has no snapshot"
 
 
 @snapshots.command("list", epilog="\b\nExample:\n  daskps snapshots list runs/demo --json\n")

@@ -67,6 +67,8 @@ def train(
     check_directory(checked, resume)
     if scheduler is not None and dashboard is not None:
         raise ConfigError(f"the cluster at {scheduler} has its own dashboard: leave out --dashboard")
+    if dashboard is not None and not dashboard.rpartition(":")[2].isdecimal():
+        raise ConfigError(f"--dashboard is where it listens, a port or host:port, for example :8787; got {dashboard!r}")
     bar = Bar()
     on_terminal = sys.stderr.isatty()
     with logs(on_terminal, log_path), Interrupt(bar.say) as interrupt, closing(bar):

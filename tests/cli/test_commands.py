@@ -129,6 +129,8 @@ def test_inspect_says_how_large_the_model_is(model: Path, run: Run, run_json: Js
     with daskps.open_model(model) as opened:
         assert said["tables"]["main"]["rows"] == opened.rows()
         assert [item["id"] for item in said["snapshots"]] == [item.id for item in opened.snapshots()]
+    listed = run_json("snapshots", "list", model)["snapshots"]
+    assert [item["created"] for item in listed] == [item["created"] for item in said["snapshots"]]
     assert said["health"] == []
     text = run("inspect", model).stdout
     assert f"{said['tables']['main']['rows']:,}" in text

@@ -41,6 +41,12 @@ def test_an_error_is_json_too(job_file: Path, run_json: Json) -> None:
     assert said["error"]["kind"] == "ConfigError"
 
 
+def test_a_dashboard_without_a_port_is_refused(job_file: Path, tmp_path: Path, run: Run) -> None:
+    said = run("train", job_file, "--out", tmp_path / "m", "--dashboard", "nonsense", code=2).stderr
+    assert "host:port" in said
+    assert not (tmp_path / "m").exists()
+
+
 def test_what_does_not_fit_has_its_own_exit_code(job_file: Path, tmp_path: Path, run: Run) -> None:
     said = run("train", job_file, "--out", tmp_path / "m", "--set", "budget.memory_bytes=200kB", code=4).stderr
     assert "memory_bytes" in said
