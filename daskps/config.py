@@ -188,7 +188,8 @@ class Model(Settings):
 
 
 class Train(Settings):
-    """The run. Up to `block_examples` these decide the result; the others only the speed."""
+    """The run. Up to `block_examples` these decide the result; the others only the speed, unless it stops early: then
+    `validate_every_batches` and `batch_examples` say where it may."""
 
     minibatch_examples: PositiveInt = 4096  # of one step, over all nodes and devices
     epochs: PositiveInt = 1
@@ -263,6 +264,13 @@ class Job(Settings):
             raise ValueError(
                 f"train.sync_every is {self.train.sync_every}: nodes then merge at every batch end too, so the size of "
                 "a batch decides the result; set train.batch_examples"
+            )
+        train = self.train
+        if train.early_stopping_patience and train.validate_every_batches and train.batch_examples is None:
+            raise ValueError(
+                f"train.early_stopping_patience is {train.early_stopping_patience}: where validations come decides "
+                "where the run stops; set train.batch_examples, or validate only after each epoch "
+                "(train.validate_every_batches = 0)"
             )
         if self.cluster.nodes > self.cluster.partitions:
             raise ValueError(

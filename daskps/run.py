@@ -14,6 +14,7 @@ from typing import Any
 
 from distributed import Client
 
+from daskps.backend.device import chosen_backend
 from daskps.backend.pool import ComputePool
 from daskps.config import Job, make_job
 from daskps.flow.embedded import client_for
@@ -103,7 +104,7 @@ def train(
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     if client is None:
-        check_memory(job, on_cpu=job.cluster.backend == "cpu", nodes_here=job.cluster.nodes)
+        check_memory(job, on_cpu=chosen_backend(job.cluster.backend) == "cpu", nodes_here=job.cluster.nodes)
     with client_for(job.cluster.nodes, client, dashboard_address) as connected:
         collect_on(connected)
         live = Live(connected, job)

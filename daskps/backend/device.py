@@ -144,8 +144,8 @@ class CpuDevice:
 
 
 def chosen_backend(backend: str | None = None) -> str:
-    """`cpu` or `cuda`: the argument, else DASKPS_BACKEND, else `auto`, which takes cuda where a GPU can be used."""
-    asked = backend or os.environ.get("DASKPS_BACKEND") or "auto"
+    """`cpu` or `cuda`: the argument; if that is `auto`, DASKPS_BACKEND; else cuda where a GPU can be used."""
+    asked = backend if backend not in {None, "auto"} else os.environ.get("DASKPS_BACKEND") or "auto"
     if asked not in {"auto", "cpu", "cuda"}:
         raise ArgumentError(f"unknown backend {asked!r}; use auto, cpu or cuda (setting, or DASKPS_BACKEND)")
     if asked == "cpu":

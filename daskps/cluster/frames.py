@@ -6,6 +6,7 @@ straight into memory that is used again: fresh pages cost as much as reading.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -42,12 +43,19 @@ async def decode(read: Callable[[int], Awaitable[bytes]], read_into: Callable[[m
     header_bytes, array_bytes = _LENGTH.unpack(await read(PREFIX_BYTES))
     if header_bytes > HEADER_LIMIT:
         raise ProtocolError(f"a message begins with a header of {header_bytes:,} bytes; the peer is no node of daskps")
-    fields = msgpack.unpackb(await read(header_bytes))
-    arrays = [MEMORY.empty(tuple(shape), _number(dtype)) for dtype, shape in fields[8]]
-    if sum(array.nbytes for array in arrays) != array_bytes:
+    header = await read(header_bytes)
+    try:
+        kind, run, epoch, sender, batch, step, table, note, described = msgpack.unpackb(header)
+        shapes = [(tuple(shape), _number(dtype)) for dtype, shape in described]
+        wanted_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+        negative = any(side < 0 for shape, _ in shapes for side in shape)
+    except (ValueError, TypeError) as error:
         raise ProtocolError(
-            f"a {fields[0]!r} message says {array_bytes:,} bytes, but its arrays have others: {fields[8]}"
-        )
+            f"a message has a header that makes no sense: {error!r}; all nodes must run one version"
+        ) from None
+    if negative or wanted_bytes != array_bytes:  # before anything is allocated
+        raise ProtocolError(f"a {kind!r} message says {array_bytes:,} bytes, but its arrays have others: {described}")
+    arrays = [MEMORY.empty(shape, dtype) for shape, dtype in shapes]
     if array_bytes <= JOINED_BYTES:
         data, start = memoryview(await read(array_bytes) if array_bytes else b""), 0
         for array in arrays:
@@ -57,7 +65,6 @@ async def decode(read: Callable[[int], Awaitable[bytes]], read_into: Callable[[m
         for array in arrays:
             if array.nbytes:
                 await read_into(array.reshape(-1).view(np.uint8).data)
-    kind, run, epoch, sender, batch, step, table, note = fields[:8]
     return Message(kind, run, epoch, sender, batch, step, table, note, tuple(arrays))
 
 

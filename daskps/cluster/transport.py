@@ -19,7 +19,7 @@ from tornado.iostream import StreamClosedError
 from daskps.cluster.frames import decode, encode
 from daskps.cluster.message import ABORT, Message, refusal
 from daskps.cluster.session import Member
-from daskps.errors import DaskpsError, PeerError, StaleError
+from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
 
 logger = logging.getLogger("daskps.cluster")
 
@@ -174,21 +174,26 @@ class Transport:
         self._readers.append(asyncio.ensure_future(self._read(rank, connection)))
 
     async def _read(self, rank: int, connection: Connection) -> None:
+        assert self._member is not None
         assert self._deliver is not None
         assert self._lost is not None
         try:
             while True:
                 message = await connection.read()
+                if message.sender != rank:
+                    raise ProtocolError(f"node {rank} sent a {message.kind!r} in the name of node {message.sender}")
                 try:
                     self._deliver(message)
                 except StaleError as error:
                     logger.warning("%s", error)
                     if message.kind != ABORT:
-                        connection.write(refusal(message, -1, error))
+                        connection.write(refusal(message, self._member.rank, error))
         except DaskpsError as error:
             self._lost(error)
         except (StreamClosedError, OSError) as error:
             self._report(rank, error)
+        except Exception as error:  # whatever a wrong message raises: a reader that died would tell nobody
+            self._lost(ProtocolError(f"node {rank} sent what is no message of daskps: {error!r}"))
 
     def _report(self, rank: int, error: Exception) -> None:
         if not self._closing and self._lost is not None:

@@ -22,7 +22,7 @@ from daskps.errors import BackendError, DataError
 from daskps.flow.begin import Begun
 from daskps.flow.fitting import fitting_steps
 from daskps.flow.open_node import Opened
-from daskps.flow.progress import BatchReport, Outcome, Progress, Validation
+from daskps.flow.progress import BatchReport, Outcome, Progress, Validation, record_of
 from daskps.flow.sizing import Sizer
 from daskps.flow.tasks import LOST, Cluster, Task, Tasks, wait_for_workers
 from daskps.types import Token
@@ -116,12 +116,14 @@ class Driver:
         """Train from the last snapshot to the end of the data, or until asked to stop; leave a snapshot behind."""
         try:
             opened = await self._open()
-            while self._step < self._stop_step and not self._should_stop():
-                await self._segment()
+            if self._validation_is_due():  # the snapshot was published just before it
                 await self._validate()
+            while self._step < self._stop_step and not self._should_stop():
                 if self._patience_lost():
                     self.progress.stopped_early = True
                     break
+                if await self._segment():
+                    await self._validate()
             await self._snapshot_at_rest()
         finally:
             self._flights.clear()
@@ -153,28 +155,33 @@ class Driver:
         self._sizer = Sizer(self._job, opened)
         self._step, self._batch = self._step_at(opened.position), opened.batch
         self._stop_step = opened.steps.count(opened.rows)
-        self.progress.go_back(opened.position, opened.rows, opened.batch, opened.snapshot, opened.metrics)
+        self.progress.go_back(
+            opened.position, opened.rows, opened.batch, opened.snapshot, opened.metrics, opened.validations
+        )
         return opened
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
-    async def _segment(self) -> None:
-        """Run batches until the end of a pass, the next validation, or the wish to stop; then nothing is in flight."""
+    async def _segment(self) -> bool:
+        """Run batches until the next validation (the end of a pass is one), or the wish to stop, which makes it False.
+
+        Then nothing is in flight.
+        """
         stop_step = self._pass_end(self._step)
-        units = self._job.train.validate_every_batches or self._stop_step
+        units, stopped = self._units(), False
         while True:
             while len(self._flights) < self._job.train.depth and (self._cut or (self._step < stop_step and units)):
                 if self._cut:
                     self._start(self._cut.pop(0), read=False)
                     continue
                 if self._should_stop():
-                    units = 0
+                    units, stopped = 0, True
                     break
-                stop = min(self._step + self._sizer.steps(), stop_step)
+                stop = min(self._batch_end(), stop_step)
                 self._start(Token(self._run, self._opened.epoch, -1, self._step, stop), read=True)
                 self._step, units = stop, units - 1
             if not self._flights:
-                return
+                return not stopped
             self._tasks.doing = self._oldest()
             await self._take(await self._tasks.first(task for _, task in self._watched.values()))
 
@@ -208,7 +215,7 @@ class Driver:
         token = flight.token
         fitting = fitting_steps(token.stop_step - token.first_step, flight.answers)
         if fitting < token.stop_step - token.first_step:
-            self._cut_into(token, fitting)
+            self._cut_into(fitting)
             return
         self._batch += 1
         every = self._job.train.snapshot_every_batches
@@ -222,19 +229,22 @@ class Driver:
         self._pushes = [*self._pushes[-depth:], futures]
         self._watch(token, futures)
 
-    def _cut_into(self, token: Token, steps: int) -> None:
-        """Make batches of at most `steps` steps of one that does not fit.
+    def _cut_into(self, steps: int) -> None:
+        """Make batches of at most `steps` steps of the first one without a number, which does not fit.
 
-        Those behind it are looked at again, too: what fits was said with at most `depth` batches ahead of them, and
+        So are those behind it, and all are looked at again: what fits was said with at most `depth` batches ahead, and
         with every batch ahead the index of the disk tier takes memory.
         """
-        later = [flight.token for _, flight in sorted(self._flights.items()) if not flight.numbered][1:]
-        for waiting in (token, *later):
-            del self._flights[waiting.first_step]
+        waiting = [flight.token for _, flight in sorted(self._flights.items()) if not flight.numbered]
+        for one in waiting:
+            del self._flights[one.first_step]
         self._watched = {key: entry for key, entry in self._watched.items() if entry[0] in self._flights}
-        pieces = range(token.first_step, token.stop_step, steps)
-        cut = [replace(token, first_step=first, stop_step=min(first + steps, token.stop_step)) for first in pieces]
-        self._cut = [*cut, *later, *self._cut]
+        cut = [
+            replace(one, first_step=first, stop_step=min(first + steps, one.stop_step))
+            for one in waiting
+            for first in range(one.first_step, one.stop_step, steps)
+        ]
+        self._cut = [*cut, *self._cut]
         self._sizer.cut(steps)
 
     async def _finish(self, flight: _Flight) -> None:
@@ -247,6 +257,34 @@ class Driver:
         self._sizer.learn(reports)
         self.progress.finish(token, reports, self._position(token.stop_step))
         self._on_progress(self.progress)
+
+    # -- where batches and validations come ------------------------------------------------------------------------
+
+    def _into_pass(self) -> int:
+        """Steps of this pass over the data that are done."""
+        passed = self._position(self._step) // (self._opened.rows // self._job.train.epochs)
+        return self._step - self._opened.steps.count(passed * (self._opened.rows // self._job.train.epochs))
+
+    def _batch_end(self) -> int:
+        """Where a batch that begins now ends. If its size was set, all end at its multiples, however a run began."""
+        steps = self._sizer.steps()
+        return self._step + steps - (self._into_pass() % steps if self._job.train.batch_examples is not None else 0)
+
+    def _units(self) -> int:
+        """Batches until the next validation; the same ones for a run that was interrupted, if their size was set."""
+        every = self._job.train.validate_every_batches
+        if not every:
+            return self._stop_step
+        done = self._into_pass() // self._sizer.steps() if self._job.train.batch_examples is not None else 0
+        return every - done % every
+
+    def _validation_is_due(self) -> bool:
+        """The run begins where one comes, and it was not kept."""
+        every, sized = self._job.train.validate_every_batches, self._job.train.batch_examples is not None
+        if self._step == 0 or any(one.batch == self._batch for one in self.progress.validations):
+            return False
+        at_pass_end = self._into_pass() == 0 or self._step == self._stop_step
+        return at_pass_end or (sized and every > 0 and self._into_pass() % (every * self._sizer.steps()) == 0)
 
     # -- steps and positions ---------------------------------------------------------------------------------------
 
@@ -291,7 +329,8 @@ class Driver:
         """Every node has prepared: one log entry makes it the last snapshot, then the nodes confirm."""
         merged = {partition: receipt for part in receipts for partition, receipt in part.items()}
         position = self._position(stop_step)
-        live = (await self._control("publish", name, batch, position, merged, ranks=[0]))[0]
+        record = record_of(self.progress.validations)
+        live = (await self._control("publish", name, batch, position, merged, record, ranks=[0]))[0]
         await self._control("confirm", live)
         self.progress.snapshot = name
 

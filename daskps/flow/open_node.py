@@ -32,6 +32,7 @@ from daskps.flow import inputs
 from daskps.flow.begin import Begun, placement_of
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
+from daskps.flow.progress import Validation, validations_of
 from daskps.flow.room import Room, check_memory
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
@@ -57,6 +58,7 @@ class Opened:
     validation_rows: int
     row_capacity: int  # distinct keys of one batch that fit this node
     metrics: dict[str, float]
+    validations: tuple[Validation, ...] = ()  # that came before the snapshot
 
 
 class OpenNode:
@@ -236,6 +238,7 @@ class OpenNode:
             validation_rows=self.validation.rows if self.validation is not None else 0,
             row_capacity=self.room.rows(self.tables),
             metrics=self.metrics_summary(),
+            validations=validations_of(draft.progress) if draft else (),
         )
 
     # -- snapshots -------------------------------------------------------------------------------------------------
@@ -285,11 +288,13 @@ class OpenNode:
     def _receipts(self, name: str) -> dict[str, Any]:
         return {table.spec.name: {"prepared": name} for table in self.tables}
 
-    def publish(self, name: str, batch: int, position: int, receipts: dict[str, Any]) -> tuple[str, ...]:
+    def publish(
+        self, name: str, batch: int, position: int, receipts: dict[str, Any], progress: dict[str, Any]
+    ) -> tuple[str, ...]:
         """Make the prepared snapshot the last one; the names of those to keep."""
         settings = {"result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
         arrays, metrics = self._captured.pop(name)
-        draft = Draft(batch, position, self.partition.placement.partitions, settings, {}, metrics)
+        draft = Draft(batch, position, self.partition.placement.partitions, settings, progress, metrics)
         self.epoch.publish(draft, arrays, receipts)
         self.epoch.keep(self.job.train.keep_snapshots)
         return self.directory.state().live

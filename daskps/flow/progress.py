@@ -5,9 +5,10 @@ In: what nodes measured. Out: plain values for the progress bar, the log, the da
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from daskps.types import Token
@@ -52,6 +53,32 @@ class Validation:
     metrics: dict[str, float]
 
 
+def record_of(validations: Sequence[Validation]) -> dict[str, Any]:
+    """What a snapshot keeps of a run's validations, so that a resumed run stops early where it would have anyway."""
+
+    def plain(value: float) -> float | None:
+        return value if math.isfinite(value) else None  # JSON has no other numbers
+
+    return {
+        "validations": [
+            {**asdict(one), "metrics": {name: plain(value) for name, value in one.metrics.items()}}
+            for one in validations
+        ]
+    }
+
+
+def validations_of(record: dict[str, Any]) -> tuple[Validation, ...]:
+    """What `record_of` has written."""
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    return tuple(
+        Validation(**{**one, "metrics": {name: number(value) for name, value in one["metrics"].items()}})
+        for one in record.get("validations", ())
+    )
+
+
 @dataclass(slots=True)
 class Progress:
     """Where the run is. One object, updated in place as batches finish."""
@@ -72,13 +99,23 @@ class Progress:
     bad_rows: dict[str, tuple[int, str]] = field(default_factory=dict)  # skipped, by reason: how many, first place
 
     def go_back(
-        self, position: int, stop_position: int, batch: int, snapshot: str | None, metrics: dict[str, float]
+        self,
+        position: int,
+        stop_position: int,
+        batch: int,
+        snapshot: str | None,
+        metrics: dict[str, float],
+        validations: Sequence[Validation] = (),
     ) -> None:
-        """Be where an epoch starts: what was reported of later batches will be reported again."""
+        """Be where an epoch starts: what was reported of later batches will be reported again.
+
+        `validations` are those that the snapshot knows; a process that went on after it knows more.
+        """
         self.position, self.stop_position, self.batch = position, stop_position, batch
         self.snapshot, self.metrics = snapshot, metrics
         self.reports = [report for report in self.reports if report.token.batch <= batch]
-        self.validations = [validation for validation in self.validations if validation.batch <= batch]
+        known = {validation.batch: validation for validation in (*validations, *self.validations)}
+        self.validations = [known[number] for number in sorted(known) if number <= batch]
 
     def finish(self, token: Token, reports: Sequence[BatchReport], position: int) -> None:
         """Take in what all nodes say of a batch."""

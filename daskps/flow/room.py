@@ -20,6 +20,7 @@ from daskps.mem.budget import ENTRY_BYTES
 from daskps.ssd.format import KEY_BYTES, default_file_rows
 
 BUFFERS = 10  # of the memory, one part for files that are filled or written
+FILES_IN_MEMORY = 3  # of a partition: one is filled, two are written
 INDEX_BYTES = 12  # a key takes in the disk tier's index
 SORT_BYTES = 24  # an occurrence takes while a step's occurrences are grouped by row
 
@@ -42,7 +43,7 @@ def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: in
 
 def _row_bytes(spec: TableSpec) -> int:
     """A row of a batch's table: its fields, its key, its places in a hash table that is at most half full."""
-    return spec.layout.row_bytes + 36
+    return spec.layout.row_bytes + 40
 
 
 class Room:
@@ -59,7 +60,7 @@ class Room:
 
     def file_rows(self, spec: TableSpec) -> int:
         """Rows of a parameter file: a partition fills one in memory and writes two, in its part of the budget."""
-        in_memory = 3 * -(-self._job.cluster.partitions // self._nodes)
+        in_memory = FILES_IN_MEMORY * -(-self._job.cluster.partitions // self._nodes)
         wanted = self.memory_bytes(spec) // BUFFERS // in_memory // (spec.layout.row_bytes + KEY_BYTES)
         return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
 
@@ -78,7 +79,8 @@ class Room:
         batch, step = 0, 4 * flight.examples * sum(self._job.model.hidden)
         for spec, working_set in zip(self._specs, flight.sets, strict=True):
             rows, occurrences = len(working_set.keys), len(working_set.row_of)
-            batch += rows * _row_bytes(spec) + 4 * occurrences + working_set.offsets.nbytes
+            batch += rows * (_row_bytes(spec) + 4 * (self._nodes - 1))  # and its numbers at the peers
+            batch += (4 + KEY_BYTES) * occurrences + working_set.offsets.nbytes
             step += occurrences * SORT_BYTES + 4 * flight.examples * len(spec.slots) * spec.dim
             step += 8 * rows * spec.dim if self._nodes > 1 else 0  # sums to exchange
         return (self._job.budget.hbm_bytes - step / steps) / (self._job.train.depth + 1) / max(batch, 1)
@@ -91,7 +93,7 @@ class Room:
         """
         mem, memory_bytes = table.mem, self.memory_bytes(table.spec)
         row_bytes = table.spec.layout.row_bytes + ENTRY_BYTES  # that a cache gives back when it shrinks
-        buffers = max(0, memory_bytes // BUFFERS - table.store.buffer_bytes)
+        buffers = FILES_IN_MEMORY * table.store.file_bytes - table.store.buffer_bytes
         growth = INDEX_BYTES * mem.cached_rows + buffers - (memory_bytes - mem.used_bytes)
         left = mem.cache_rows - max(0, growth) / row_bytes
         return max(1, min(int(left / (1 + INDEX_BYTES * self._job.train.depth / row_bytes)), mem.batch_rows))

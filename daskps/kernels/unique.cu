@@ -136,7 +136,7 @@ CPU_KERNEL(unique_number, const uint64_t* keys, int64_t n, int32_t bits, const i
         for (int64_t j = 0; j < count; ++j) {
             const int64_t part = top_bits(block[j], bits);
             const int32_t* from = local + next[part]++;
-            PREFETCH(from + 16);  // no hardware follows a thousand streams
+            PREFETCH(from + 16);  // no hardware follows 512 streams
             row_of[start + j] = bases[part] + *from;
         }
     }

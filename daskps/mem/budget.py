@@ -17,6 +17,8 @@ CELLS_PER_RECENT_ROW = 2  # a row visited again leaves a stale cell behind
 STAGING_PER_ROW = 1 / 16  # rows on their way from or to the disk; longer runs go in pieces of this size
 COPIES_PER_ROW = 1 / 32  # old values of rows that are pushed while a snapshot is being written
 STAGING_EXTRA_BYTES = 40  # beside the row: its key, position, slot, and NumPy's masks over them
+ORDERED_PIECES = 4  # of staging, whose keys are ordered by where they are on disk before the first is read
+ORDER_BYTES = 20  # for each of those keys
 FIXED_BYTES = 16 << 10  # histograms, small arrays, Python objects
 
 # One node keeps 4 bytes (the slot) and works with 5 more a row in flight. Several nodes need a table of who holds what:
@@ -53,6 +55,7 @@ class Budget:
             + self.bucket_count * BUCKET_BYTES
             + self.ring_cells * CELL_BYTES
             + (self.staging_rows + self.copy_rows) * (self.row_bytes + STAGING_EXTRA_BYTES)
+            + self.staging_rows * ORDERED_PIECES * ORDER_BYTES
             + self.flight_rows * self.flight_row_bytes
         )
 

@@ -67,11 +67,10 @@ class CachedStore:
 
     def _bring_in(self, keys: Keys, visit: Visit, batch: int, out: Floats | None, counters: Counter[str]) -> None:
         """Load or make what is not cached, in pieces of the staging buffer."""
-        missing = visit.missing
-        if len(missing) > len(self._staging):
-            missing = in_reading_order(self.store, keys, missing)
-        for start in range(0, len(missing), len(self._staging)):
-            positions = missing[start : start + len(self._staging)]
+        if len(visit.missing) > len(self._staging):
+            in_reading_order(self.store, keys, visit.missing, budgets.ORDERED_PIECES * len(self._staging))
+        for start in range(0, len(visit.missing), len(self._staging)):
+            positions = visit.missing[start : start + len(self._staging)]
             self._make_room(len(positions), counters)
             rows, found = self._load(keys[positions])
             if self.cache.insert(keys, positions, visit.slots, batch) < len(positions):

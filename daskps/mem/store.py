@@ -34,10 +34,14 @@ def store_bytes(store: RowStore) -> int:
     return int(getattr(store, "memory_bytes", 0))
 
 
-def in_reading_order(store: RowStore, keys: Keys, positions: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """The positions so that ``keys[positions]``, loaded piece by piece, come from each file at once.
+def in_reading_order(store: RowStore, keys: Keys, positions: npt.NDArray[np.uint32], run: int) -> None:
+    """Order the positions, `run` of them at a time, so that pieces of ``keys[positions]`` come from different files.
 
-    A store that has parts says how. With keys in any order, every piece of a large batch reads all files.
+    A store that has parts says how. With keys in any order, every piece of a large batch would read all files.
     """
     order = getattr(store, "reading_order", None)
-    return positions if order is None else positions[order(keys[positions])]
+    if order is None:
+        return
+    for start in range(0, len(positions), run):
+        part = positions[start : start + run]
+        part[:] = part[order(keys[part])]

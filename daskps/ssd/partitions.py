@@ -175,7 +175,7 @@ class Partitions:
         return out, found
 
     def reading_order(self, keys: Keys) -> Int64s:
-        """Positions of the keys, partition by partition: loads that go by it read no file twice."""
+        """Positions of the keys, partition by partition: loads that go by it share few files."""
         return self._split(keys)[0]
 
     def delete(self, keys: Keys) -> Bools:
@@ -249,6 +249,11 @@ class Partitions:
     def memory_bytes(self) -> int:
         """Bytes of all indexes, live bits, checksums and staging."""
         return sum(store.memory_bytes for store in self.stores.values())
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of one parameter file of each partition; it was fixed when the table was made."""
+        return sum(store.shape.keys_bytes + store.shape.rows_bytes for store in self.stores.values())
 
     @property
     def buffer_bytes(self) -> int:

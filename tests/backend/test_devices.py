@@ -39,6 +39,8 @@ def test_the_environment_chooses_where_the_caller_does_not(monkeypatch: pytest.M
     with pytest.raises(BackendError):
         chosen_backend()
     assert chosen_backend("cpu") == "cpu"
+    with pytest.raises(BackendError):
+        chosen_backend("auto")  # as a job has it by default
     monkeypatch.setenv("DASKPS_BACKEND", "tpu")
     with pytest.raises(ArgumentError, match="unknown backend 'tpu'; use auto, cpu or cuda"):
         chosen_backend()

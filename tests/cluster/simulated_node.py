@@ -25,7 +25,7 @@ from daskps.errors import PeerError, StaleError
 from daskps.flow.begin import Begun
 from daskps.flow.fitting import Fit
 from daskps.flow.open_node import Opened
-from daskps.flow.progress import BatchReport, StageTime
+from daskps.flow.progress import BatchReport, StageTime, validations_of
 from daskps.mem import MemPS
 from daskps.types import Field, RowLayout, Token
 from tests.cluster import reference
@@ -62,11 +62,11 @@ class SimNode:
         self.crew: list[SimWorker] = []
         self.flights: dict[int, SimFlight] = {}
         self.previous: SimFlight | None = None
-        self.step = 0  # after the last batch that was trained
         self._job, self._closed, self._thread = job, False, asyncio.Lock()
         self._captured: dict[str, dict[str, np.ndarray]] = {}
         snapshot = None if begun.snapshot is None else self.directory.snapshot(begun.snapshot)
         self.start = Draft(-1, 0, 0) if snapshot is None else snapshot.draft
+        self.step = -(-self.start.position // self.world.data.step_examples)  # after the last batch that was trained
         self.snapshot = begun.snapshot
         self.dense = 1 if snapshot is None else int(self.directory.load(snapshot)["dense"][0])
         self.partition = KeyPartition(self.world.placement, nodes, POOL)
@@ -110,6 +110,7 @@ class SimNode:
             validation_rows=self.world.schedule.validation_rows,
             row_capacity=CAPACITY,
             metrics={},
+            validations=validations_of(self.start.progress),
         )
 
     async def join(self, addresses: list[str]) -> None:
@@ -275,9 +276,11 @@ class SimNode:
             await self.work(lambda rows=rows: rows.flush(batch, name))
         return {}
 
-    async def publish(self, name: str, batch: int, position: int, receipts: dict[str, Any]) -> tuple[str, ...]:
+    async def publish(
+        self, name: str, batch: int, position: int, receipts: dict[str, Any], progress: dict[str, Any]
+    ) -> tuple[str, ...]:
         self._check()
-        draft = Draft(batch, position, self.world.schedule.partitions)
+        draft = Draft(batch, position, self.world.schedule.partitions, progress=progress)
         self.epoch.publish(draft, self._captured.pop(name), receipts)
         self.world.published(name)
         self.epoch.keep(self._job.train.keep_snapshots)

@@ -53,6 +53,23 @@ def test_arrays_that_are_not_contiguous_arrive_as_they_look() -> None:
     np.testing.assert_array_equal(found.arrays[0], array)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("x", "run", 1, 0, 0, 0, "", ""),
+        ("x", "run", 1, 0, 0, 0, "", "", [("zz", [1])]),
+        ("x", "run", 1, 0, 0, 0, "", "", [("<i8", [-1, -1])]),
+        ("x", "run", 1, 0, 0, 0, "", "", [("<i8", [1 << 50])]),
+        ("x", "run", 1, 0, 0, 0, "", "", 7),
+        7,
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused_before_anything_is_allocated(header: Any) -> None:
+    packed = msgpack.packb(header)
+    with pytest.raises(ProtocolError):
+        asyncio.run(decoded([struct.pack("<IQ", len(packed), 8) + packed + bytes(8)]))
+
+
 def test_arrays_of_objects_are_refused_before_anything_is_unpickled() -> None:
     payload = pickle.dumps(print)
     header = msgpack.packb(("x", "run", 1, 0, 0, 0, "", "", [("|O", [1])]))
@@ -173,6 +190,18 @@ def test_a_peer_that_reads_nothing_does_not_keep_a_node_from_closing(nodes: Call
 
     joined.loops[0].run(write_much_and_close())
     stuck.set()
+
+
+def test_a_message_in_the_name_of_another_node_ends_the_run(nodes: Callable[..., Nodes]) -> None:
+    joined = nodes(2)
+
+    async def lie_or_wait(session: Session) -> None:
+        if session.rank == 0:
+            joined.transports[0].send(1, Message("sums", "run", 1, 1, 0))
+        await session.receive("sums", 0, 1 - session.rank)
+
+    results = joined.on_all(lie_or_wait)
+    assert "in the name of node 1" in str(results[1])
 
 
 def test_a_node_of_another_epoch_is_refused(nodes: Callable[..., Nodes]) -> None:

@@ -1,15 +1,18 @@
 """What a run does on its way: validates at a named batch, stops early, refuses what does not fit, names what broke."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed import Client, Worker
+from threadpoolctl import threadpool_info
 
 from daskps.config import make_job
 from daskps.errors import CapacityError, NonFiniteError
 from daskps.flow.inputs import synthetic
-from daskps.flow.progress import Outcome
+from daskps.flow.progress import Outcome, Progress
 from daskps.flow.room import check_memory
 from tests.flow.conftest import SMALL, merged, model_bits
 
@@ -100,11 +103,30 @@ def test_a_diverging_run_names_the_mini_batch_and_keeps_its_snapshot(trained: Tr
     assert model_bits(good) == before
 
 
-def test_the_pool_uses_the_cores_it_is_given(trained: Trained) -> None:
-    job = make_job(merged(SMALL, {"cluster": {"cores": 3}}))
-    assert job.cluster.cores == 3
-    stages = {stage.stage for report in trained()[0].progress.reports for stage in report.stages}
+@pytest.mark.parametrize("cores", [1, 3])
+def test_a_run_computes_with_the_cores_it_is_given(trained: Trained, cores: int) -> None:
+    """In as many threads, or in those of the stages if it is one; BLAS adds none."""
+    threads: set[int] = set()
+    blas: set[int] = set()
+
+    def look(_: Progress) -> None:
+        threads.add(sum(thread.name.startswith("daskps-compute") for thread in threading.enumerate()))
+        blas.update(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
+
+    progress = trained({"cluster": {"cores": cores}}, on_progress=look)[0].progress
+    assert threads - {0} == ({cores} if cores > 1 else set())
+    assert blas == {1}
+    stages = {stage.stage for report in progress.reports for stage in report.stages}
     assert stages == {"read", "dedup", "pull", "load", "train", "push"}
+
+
+def test_dask_neither_spills_nor_pauses_nor_kills_a_node(trained: Trained, cluster: Client) -> None:
+    def limits(dask_worker: Worker) -> list[object]:
+        manager = dask_worker.memory_manager
+        return [manager.memory_target_fraction, manager.memory_spill_fraction, manager.memory_pause_fraction]
+
+    trained()
+    assert list(cluster.run(limits).values()) == [[False, False, False]]
 
 
 def test_learning_is_real(trained: Trained) -> None:

@@ -70,3 +70,24 @@ def test_other_settings_are_refused(trained: Trained) -> None:
     path = trained()[1]
     with pytest.raises(ConfigError, match="holds a model of other settings"):
         trained({"seed": 9}, out=path)
+
+
+def test_validations_and_early_stopping_are_the_same_after_interruptions(trained: Trained, tmp_path: Path) -> None:
+    """Stopped between two validations and right before one, in the first pass and in a later one."""
+    settings = {
+        "data": {"validation_rows": 1_000},
+        "tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 50.0}}},
+        "train": {"epochs": 4, "validate_every_batches": 2, "early_stopping_patience": 3, "snapshot_every_batches": 1},
+    }
+    whole, path = trained(settings)
+    assert whole.progress.stopped_early
+    out = tmp_path / "interrupted"
+    for batches in (1, 2, 3, 6):
+        part = trained(settings, out=out, **stopper(batches))[0].progress
+    last = trained(settings, out=out)[0].progress
+    assert [one.batch for one in last.validations] == [one.batch for one in whole.progress.validations]
+    assert [one.metrics for one in last.validations] == [one.metrics for one in whole.progress.validations]
+    assert part.position < last.position == whole.progress.position
+    assert model_bits(out) == model_bits(path)
+    again = trained(settings, out=out)[0].progress
+    assert again.examples == 0, "a run that has stopped early has nothing to do"
