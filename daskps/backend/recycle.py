@@ -81,6 +81,13 @@ class Recycler:
             self._trim()
             return sum(memory.nbytes for memory in self._free)
 
+    def forget(self) -> None:
+        """Give all that is free back to the system: what was lent lately says nothing about what comes."""
+        with self._lock:
+            self._take_back()
+            self._free.clear()
+            self._peak_bytes = self._lent_bytes
+
     def _take_back(self) -> None:
         while self.returned:
             memory = self.returned.popleft()

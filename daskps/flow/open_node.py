@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from daskps.backend.device import CpuDevice, Device, devices
+from daskps.backend.device import MEMORY, CpuDevice, Device, devices
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
 from daskps.cluster.commit import Draft, Epoch, ModelDirectory, Snapshot, follow
@@ -373,3 +373,5 @@ class OpenNode:
             if reader is not None:
                 reader.close()
         self.pool.close()
+        self.flights = Flights(self.flights.run, self.flights.epoch)
+        MEMORY.forget()  # in a notebook the process lives on

@@ -1,7 +1,7 @@
 """Training as a whole: beside torch and FBGEMM, with smaller caches, stage by stage, what is learned, beyond memory.
 
 ``bench.py train`` runs all but the last; ``--only peers|cache|stages|learning`` one of them; ``--large`` instead trains
-a model of 30 GB and more for 50 batches (about half an hour and 60 GB of disk) and draws it, with ``--plot FILE``.
+a model of 30 GB and more (large.py) and draws it, with ``--plot FILE``.
 
 Peers get the same raw 64-bit keys and turn them into indices by a multiplicative hash, which is counted; their tables
 are allocated before. Ours goes through all stages and tiers, Dask tasks and all, from examples in memory; its first
@@ -11,14 +11,11 @@ pass makes the rows, the second is timed. All use the same cores.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ import numpy as np
 
 from benchmarks.harness import Result, missing
 from benchmarks.kernels import EXPONENT, RATE, WORKLOADS, Workload, indices
+from benchmarks.large import larger_than_memory
 from daskps.config import Job, make_job
 from daskps.data.order import Steps
 from daskps.flow import inputs
@@ -342,99 +340,6 @@ def learning(cores: int, examples: int = 4_000_000, validation: int = 200_000) -
         way = (reached - 0.5) / (best - 0.5)
         results.append(Result(f"learning: {name}", reached, "best AUC", best, way, wanted, "AUC (ratio: of the way)"))
     return results
-
-
-# -- larger than memory --------------------------------------------------------------------------------------------
-
-
-def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
-    """Train a model whose rows are 30 GB and more; figures over time, as the paper shows them."""
-    folder = Path(os.environ.get("DASKPS_BENCH_FOLDER", tempfile.gettempdir())) / "daskps-large"
-    free = shutil.disk_usage(folder.parent).free
-    if free < 66 << 30:
-        return [missing("larger than memory", "disk", f"{free >> 30} GiB free in {folder.parent}, 66 wanted")]
-    settings: dict[str, Any] = {
-        "out": str(folder),
-        "data": {
-            "format": "synthetic",
-            "synthetic": {"examples": 10_600_000, "slots": 30, "keys_per_slot": 8_000_000, "zipf_exponent": 0.8},
-        },
-        "tables": {"main": {"dimension": 64, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
-        "model": {"hidden": HIDDEN},
-        "train": {"minibatch_examples": 8192, "batch_examples": 8192 * 22, "depth": 3},
-        "budget": {"memory_bytes": "11GiB", "hbm_bytes": "6GiB"},
-        "cluster": {"cores": cores},
-    }
-    curve: list[Point] = []
-
-    def note(progress: Progress) -> None:
-        report = progress.reports[-1]
-        if not curve or curve[-1].batch != progress.batch:
-            counts, levels = report.counts, report.levels
-            pulled = sum(counts.get(name, 0) for name in ("hits", "misses", "new_keys"))
-            curve.append(
-                Point(
-                    progress.batch,
-                    report.examples,
-                    report.stages[-1].ended,
-                    100 * counts.get("hits", 0) / max(pulled, 1),
-                    levels["disk_bytes"] / 1e9,
-                    levels["compacted_rows"] / 1e6,
-                )
-            )
-            print(curve[-1], flush=True)
-
-    try:
-        train(make_job(settings), on_progress=note)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if plot is not None:
-        _draw(curve, plot)
-    rate = sum(point.examples for point in curve[1:]) / (curve[-1].ended - curve[0].ended) / 1e3
-    lines = [
-        ("throughput", rate, "k examples/s"),
-        ("throughput of the last 10 batches", _rates(curve)[-10:].mean(), "k examples/s"),
-        ("disk at the end", curve[-1].disk_gb, "GB"),
-        ("hit rate at the end", curve[-1].hit_percent, "%"),
-        ("rows moved by compaction", curve[-1].compacted_millions, "million"),
-    ]
-    return [Result(f"larger than memory: {what}", value, "", None, None, None, unit) for what, value, unit in lines]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """After a batch of the model that is larger than memory."""
-
-    batch: int
-    examples: int
-    ended: float  # seconds since 1970
-    hit_percent: float  # of the memory tier
-    disk_gb: float
-    compacted_millions: float  # rows, since the start
-
-
-def _rates(curve: list[Point]) -> np.ndarray:
-    """Thousand examples a second, of every batch but the first."""
-    return np.array([now.examples / max(now.ended - then.ended, 1e-9) / 1e3 for then, now in itertools.pairwise(curve)])
-
-
-def _draw(curve: list[Point], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    later = curve[1:]
-    panels = {
-        "thousand examples a second": _rates(curve),
-        "hit rate of the memory tier, %": [point.hit_percent for point in later],
-        "disk, GB": [point.disk_gb for point in later],
-        "rows moved by compaction, million": [point.compacted_millions for point in later],
-    }
-    figure, axes = plt.subplots(1, len(panels), figsize=(13, 2.8), constrained_layout=True)
-    for axis, (title, values) in zip(axes, panels.items(), strict=True):
-        axis.plot([point.batch for point in later], values)
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("batch")
-        axis.set_ylim(bottom=0)
-    figure.savefig(path, dpi=110)
 
 
 def run(arguments: list[str]) -> list[Result]:

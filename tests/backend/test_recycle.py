@@ -65,6 +65,18 @@ def test_what_is_kept_can_be_bounded() -> None:
     assert recycler.free_bytes == 4 << 20
 
 
+def test_what_is_free_is_given_back_when_asked_and_what_is_lent_stays() -> None:
+    recycler = Recycler()
+    kept, gone = recycler.empty(100 << 20, np.uint8), recycler.empty(100 << 20, np.uint8)
+    kept[:] = 7
+    del gone
+    gc.collect()
+    assert recycler.free_bytes == 100 << 20
+    recycler.forget()
+    assert recycler.free_bytes == 0
+    assert kept.min() == 7
+
+
 def test_memory_much_too_large_is_not_used() -> None:
     recycler = Recycler()
     large = recycler.empty((1 << 20, 2), np.float32)
