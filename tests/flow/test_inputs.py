@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from daskps.cluster.commit import ModelDirectory
 from daskps.config import make_job
-from daskps.errors import ConfigError
+from daskps.errors import ConfigError, NonFiniteError
 from daskps.flow import inputs
 from tests.flow.conftest import Trained, merged, model_bits, model_rows
 
@@ -57,6 +58,21 @@ def test_a_model_has_a_table_for_each_group_of_slots(frame: pd.DataFrame, traine
     assert len(model_rows(path, "main")[0]) == frame["user"].nunique()
     assert len(model_rows(path, "ads")[0]) == frame["ad"].nunique()
     assert model_rows(path, "ads")[1].shape[1] == 2
+
+
+def test_a_run_that_meets_wild_numbers_keeps_its_last_snapshot(
+    frame: pd.DataFrame, trained: Trained, tmp_path: Path
+) -> None:
+    settings = {"train": {"minibatch_examples": 100, "batch_examples": 100, "snapshot_every_batches": 1}}
+    wild = frame.assign(price=np.where(np.arange(ROWS) < 1_000, frame["price"], 3e38))
+    wild.to_csv(tmp_path / "wild.csv", index=False)
+    with pytest.raises(NonFiniteError, match=r"batch \d+ .*mini-batch 10"):
+        trained(job_of("csv", [str(tmp_path / "wild.csv")]), settings, out=tmp_path / "wild")
+    snapshot = ModelDirectory(str(tmp_path / "wild")).snapshot()
+    assert snapshot is not None
+    frame.iloc[: snapshot.draft.position].to_csv(tmp_path / "sound.csv", index=False)
+    sound = trained(job_of("csv", [str(tmp_path / "sound.csv")]), settings)[1]
+    assert model_bits(tmp_path / "wild") == model_bits(sound)
 
 
 def test_a_frame_job_without_a_frame_says_so(trained: Trained) -> None:

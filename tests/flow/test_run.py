@@ -94,13 +94,10 @@ def test_a_batch_too_large_for_the_devices_is_cut(trained: Trained) -> None:
     assert model_bits(cut[1]) == model_bits(whole[1])
 
 
-def test_a_diverging_run_names_the_mini_batch_and_keeps_its_snapshot(trained: Trained, tmp_path: Path) -> None:
-    good = trained({"data": {"synthetic": {"examples": 2_000}}}, out=tmp_path / "model")[1]
-    before = model_bits(good)
+def test_a_diverging_run_names_the_mini_batch_and_the_slot(trained: Trained) -> None:
     wild = {"tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 1e9}}}, "model": {"kind": "dnn"}}
     with pytest.raises(NonFiniteError, match=r"batch \d+ \(steps \d+ to \d+\).*mini-batch \d+.*slot '\w+'"):
-        trained(wild, {"tables": {"main": {"initialiser": {"scale": 10.0}}}}, out=tmp_path / "wild")
-    assert model_bits(good) == before
+        trained(wild, {"tables": {"main": {"initialiser": {"scale": 10.0}}}})
 
 
 @pytest.mark.parametrize("cores", [1, 3])
