@@ -216,7 +216,7 @@ class Budget(Settings):
 class Cluster(Settings):
     """Nodes, devices and waits."""
 
-    nodes: PositiveInt = 1
+    nodes: PositiveInt = 1  # above 1 each opens a port for the others, on its Dask worker's interface, while it runs
     devices: PositiveInt = 1  # per node; CPU stand-ins where there is no GPU
     backend: Literal["auto", "cpu", "cuda"] = "auto"
     cores: PositiveInt | None = None  # threads that compute, per node; None: the cores this process may use
