@@ -85,6 +85,7 @@ class OpenNode:
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
         self.link = Link(wire or Wire(), alone=nodes == 1)
         self.tables: list[NodeTable] = []
+        self.flights = Flights(run, begun.epoch)
         self.training: inputs.StepReader | None = None
         self.validation: inputs.StepReader | None = None
         try:
@@ -101,7 +102,6 @@ class OpenNode:
         self.features = inputs.features(job)
         self.specs = table_specs(job, self.features)
         self.room = Room(job, self.specs, self.partition)
-        self.flights = Flights(self.run, begun.epoch)
         self.training = inputs.open_training(job, self.pool, self.rank, self.nodes, frame)
         self.validation = inputs.open_validation(job, self.pool, self.rank, self.nodes)
         self.networks = self._networks()

@@ -105,9 +105,11 @@ def test_a_run_computes_with_the_cores_it_is_given(trained: Trained, cores: int)
     """In as many threads, or in those of the stages if it is one; BLAS adds none."""
     threads: set[int] = set()
     blas: set[int] = set()
+    others = set(threading.enumerate())
 
     def look(_: Progress) -> None:
-        threads.add(sum(thread.name.startswith("daskps-compute") for thread in threading.enumerate()))
+        new = set(threading.enumerate()) - others
+        threads.add(sum(thread.name.startswith("daskps-compute") for thread in new))
         blas.update(info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas")
 
     progress = trained({"cluster": {"cores": cores}}, on_progress=look)[0].progress
