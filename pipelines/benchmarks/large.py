@@ -7,7 +7,6 @@ or where temporary files go; ``--plot FILE`` draws throughput, hit rate, disk an
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from daskps.flow.progress import Progress
 from daskps.flow.train import train
 
 DIMENSION = 64
+WINDOW = 5  # batches that a rate is taken over
 ROW_BYTES = 4 * (DIMENSION + 1)  # rowwise Adagrad has one field of its own
 
 
@@ -88,7 +88,7 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
     lines = [
         ("rows at the end", rows * ROW_BYTES / 1e9, "GB"),
         ("throughput", rate, "k examples/s"),
-        ("throughput of the last 10 batches", _rates(curve)[-10:].mean(), "k examples/s"),
+        (f"throughput of the last {WINDOW} batches", float(_rates(curve)[-1]), "k examples/s"),
         ("disk at the end", curve[-1].disk_gb, "GB"),
         ("hit rate at the end", curve[-1].hit_percent, "%"),
         ("rows moved by compaction", curve[-1].compacted_millions, "million"),
@@ -97,8 +97,12 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
 
 
 def _rates(curve: list[Point]) -> np.ndarray:
-    """Thousand examples a second, of every batch but the first."""
-    return np.array([now.examples / max(now.ended - then.ended, 1e-9) / 1e3 for then, now in itertools.pairwise(curve)])
+    """Thousand examples a second over the last few batches, of every one but the first: a single batch may end right
+    after the one before."""
+    examples = np.cumsum([point.examples for point in curve])
+    ended = np.array([point.ended for point in curve])
+    before = np.maximum(np.arange(1, len(curve)) - WINDOW, 0)
+    return (examples[1:] - examples[before]) / (ended[1:] - ended[before]) / 1e3
 
 
 def _draw(curve: list[Point], path: Path) -> None:
@@ -116,7 +120,7 @@ def _draw(curve: list[Point], path: Path) -> None:
         axis.plot([point.batch for point in later], values)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("batch")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, max(1.0, 1.05 * max(values)))
     figure.savefig(path, dpi=110)
 
 
