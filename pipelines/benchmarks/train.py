@@ -95,7 +95,7 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
     return make_job(settings)
 
 
-def run_ours(job: Job, batch: Batch, on_progress: Callable[[Progress], object] | None = None) -> Outcome:
+def run_ours(job: Job, batch: Batch, on_progress: Callable[[Progress], None] = lambda _: None) -> Outcome:
     """Train on `batch`, in memory."""
     original = inputs.open_training
     inputs.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
