@@ -49,7 +49,7 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
         "out": str(folder),
         "data": {
             "format": "synthetic",
-            "synthetic": {"examples": 10_600_000, "slots": 30, "keys_per_slot": 8_000_000, "zipf_exponent": 0.8},
+            "synthetic": {"examples": 11_600_000, "slots": 30, "keys_per_slot": 8_000_000, "zipf_exponent": 0.8},
         },
         "tables": {"main": {"dimension": DIMENSION, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": 0.01}}},
         "model": {"hidden": [128, 64]},
