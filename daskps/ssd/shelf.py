@@ -32,8 +32,9 @@ from daskps.types import Floats, Keys
 SPARE_BUFFERS = 2
 # Files read ahead of the one in work.
 AHEAD_FILES = 4
-# What scans of all stores read into: with fresh pages for every scan, reading a cached store took twice as long.
-SCANNED = Recycler()
+# What scans of all stores read into: with fresh pages for every scan, reading a cached store took twice as long. The
+# process keeps so much of it afterwards.
+SCANNED = Recycler(most_bytes=64 << 20)
 S = TypeVar("S")
 T = TypeVar("T")
 _NAMES = ("keys", "rows", "checksums")

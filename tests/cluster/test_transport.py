@@ -189,7 +189,9 @@ def test_a_peer_that_reads_nothing_does_not_keep_a_node_from_closing(nodes: Call
         await joined.transports[0].close()
 
     joined.loops[0].run(write_much_and_close())
+    closed = [connection.comm.closed() for connection in joined.transports[0]._connections.values()]
     stuck.set()
+    assert closed == [True]
 
 
 def test_a_message_in_the_name_of_another_node_ends_the_run(nodes: Callable[..., Nodes]) -> None:
