@@ -102,11 +102,14 @@ class ModelDirectory:
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
         log: Log | None = None,
+        pack: Callable[[Arrays], dict[str, bytes]] = to_files,
+        unpack: Callable[[Mapping[str, bytes]], dict[str, npt.NDArray[Any]]] = from_files,
     ) -> None:
         self.path = path.rstrip("/")
         self.files = files or LocalFiles()
         self.clock = clock
         self.log = log or Log(self.files, f"{self.path}/log")
+        self._pack, self._unpack = pack, unpack
 
     def state(self) -> State:
         """What the log says now."""
@@ -149,14 +152,14 @@ class ModelDirectory:
                     f"{folder}/{name} is damaged: it is {found}, the manifest says {expected}; restore it or roll back"
                 )
             contents[name] = data
-        return from_files(contents)
+        return self._unpack(contents)
 
     def write_arrays(self, name: str, arrays: Arrays) -> dict[str, FileSum]:
         """Write the dense arrays of a snapshot that is about to be published; returns what its manifest says of them.
 
         The node that has them calls this, so that they never pass through the driver.
         """
-        contents = to_files(arrays)
+        contents = self._pack(arrays)
         _write_durably(self.files, f"{self.folder(name)}/arrays", contents)
         return {path: FileSum(len(data), checksum(data)) for path, data in contents.items()}
 

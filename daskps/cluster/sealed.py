@@ -26,11 +26,17 @@ def seal(fields: Mapping[str, Any]) -> bytes:
     """The file's bytes."""
     try:
         body = json.dumps(fields, indent=1, allow_nan=False)
-        return json.dumps({**fields, SEAL: checksum(body.encode())}, indent=1, allow_nan=False).encode() + b"\n"
+        return _with_seal(body, checksum(body.encode())).encode()
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             f"cannot be written as JSON: {error}; give plain finite numbers, strings, lists and dictionaries"
         ) from None
+
+
+def _with_seal(body: str, found: str) -> str:
+    """The same as JSON again with one more field, for half the time of writing all of them again."""
+    fields = body[:-1].rstrip()
+    return f'{fields}{"," if len(fields) > 1 else ""}\n "{SEAL}": "{found}"\n}}\n'
 
 
 def unseal(data: bytes, path: str) -> dict[str, Any]:

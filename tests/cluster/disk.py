@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -16,13 +17,44 @@ class Inode:
     safe: bytes | None = None  # what survives a power cut; None: nothing was ever synced
 
 
+class Names:
+    """Files by path, and what is in each folder, as lists of folders are asked for all the time."""
+
+    def __init__(self, inodes: dict[str, Inode] | None = None) -> None:
+        self.inodes: dict[str, Inode] = {}
+        self._folders: dict[str, Counter[str]] = {}  # by path: how many files each name in it stands for
+        for path, inode in (inodes or {}).items():
+            self.put(path, inode)
+
+    def put(self, path: str, inode: Inode) -> None:
+        if path not in self.inodes:
+            self._count(path, 1)
+        self.inodes[path] = inode
+
+    def remove(self, path: str) -> None:
+        if self.inodes.pop(path, None) is not None:
+            self._count(path, -1)
+
+    def _count(self, path: str, change: int) -> None:
+        folder, _, name = path.rpartition("/")
+        while name:
+            names = self._folders.setdefault(folder, Counter())
+            names[name] += change
+            if not names[name]:
+                del names[name]
+            folder, _, name = folder.rpartition("/")
+
+    def in_folder(self, folder: str) -> Counter[str]:
+        return self._folders.get(folder) or Counter()
+
+
 class SimulatedDisk:
     """Files of daskps.cluster. `crash_after` operations that change the disk, the next one raises CrashError."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self.rng = rng or random.Random(0)
-        self.seen: dict[str, Inode] = {}  # names as living processes see them
-        self.safe: dict[str, Inode] = {}  # names that survive
+        self.seen = Names()  # as living processes see them
+        self.safe = Names()  # that survive
         self.crash_after: int | None = None
         self.changes = 0
 
@@ -32,53 +64,55 @@ class SimulatedDisk:
         self.changes += 1
 
     def read(self, path: str) -> bytes:
-        if path not in self.seen:
+        if path not in self.seen.inodes:
             raise FileNotFoundError(path)
-        return self.seen[path].seen
+        return self.seen.inodes[path].seen
 
     def write(self, path: str, data: bytes) -> None:
         self._change()
-        self.seen.setdefault(path, Inode(b"")).seen = data
+        if path not in self.seen.inodes:
+            self.seen.put(path, Inode(b""))
+        self.seen.inodes[path].seen = data
 
     def sync(self, path: str) -> None:
         self._change()
-        if path in self.seen:
-            self.seen[path].safe = self.seen[path].seen
+        if path in self.seen.inodes:
+            self.seen.inodes[path].safe = self.seen.inodes[path].seen
             return
-        for names, others in ((self.seen, self.safe), (self.safe, self.seen)):
-            for name in [name for name in names if name.rpartition("/")[0] == path]:
-                if names is self.seen:
-                    self.safe[name] = self.seen[name]
-                elif name not in others:
-                    del self.safe[name]
+        for name in self.seen.in_folder(path):
+            if (file := f"{path}/{name}") in self.seen.inodes:
+                self.safe.put(file, self.seen.inodes[file])
+        for name in [*self.safe.in_folder(path)]:
+            if (file := f"{path}/{name}") not in self.seen.inodes:
+                self.safe.remove(file)
 
     def link(self, source: str, target: str) -> None:
         self._change()
-        if target in self.seen:
+        if target in self.seen.inodes:
             raise FileExistsError(target)
-        self.seen[target] = self.seen[source]
+        if source not in self.seen.inodes:
+            raise FileNotFoundError(source)
+        self.seen.put(target, self.seen.inodes[source])
 
     def remove(self, path: str) -> None:
         self._change()
-        self.seen.pop(path, None)
+        self.seen.remove(path)
 
     def list(self, folder: str) -> list[str]:
-        return sorted(
-            {name[len(folder) + 1 :].partition("/")[0] for name in self.seen if name.startswith(folder + "/")}
-        )
+        return sorted(self.seen.in_folder(folder))
 
     def make_folder(self, path: str) -> None:
         pass
 
     def remove_folder(self, path: str) -> None:
-        for name in [name for name in self.seen if name.startswith(path + "/")]:
+        for name in [name for name in self.seen.inodes if name.startswith(path + "/")]:
             self.remove(name)
 
     def power_cut(self) -> None:
         """Every unsynced name is as before or as seen, every unsynced file as before, as seen, or cut somewhere."""
         names = {}
-        for name in list(dict.fromkeys([*self.safe, *self.seen])):
-            choices = [side.get(name) for side in (self.safe, self.seen)]
+        for name in dict.fromkeys([*self.safe.inodes, *self.seen.inodes]):
+            choices = [side.inodes.get(name) for side in (self.safe, self.seen)]
             inode = self.rng.choice(choices) if choices[0] is not choices[1] else choices[0]
             if inode is not None:
                 names[name] = inode
@@ -87,5 +121,5 @@ class SimulatedDisk:
                 cut = inode.seen[: self.rng.randrange(len(inode.seen) + 1)]
                 inode.seen = self.rng.choice([inode.safe or b"", inode.seen, cut])
             inode.safe = inode.seen
-        self.seen, self.safe = names, dict(names)
+        self.seen, self.safe = Names(names), Names(names)
         self.crash_after = None

@@ -16,16 +16,28 @@ class NodeFiles:
     """The disk as one process sees it: it may die before any operation that changes something."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self._process, self._disk = process, process.world.disk
+        self.read, self.list, self.make_folder = self._disk.read, self._disk.list, self._disk.make_folder
 
-    def __getattr__(self, name: str) -> Any:
-        operation = getattr(self._process.world.disk, name)
+    def write(self, path: str, data: bytes) -> None:
+        self._process.breathe()
+        self._disk.write(path, data)
 
-        def call(*args: Any) -> Any:
-            self._process.breathe()
-            return operation(*args)
+    def sync(self, path: str) -> None:
+        self._process.breathe()
+        self._disk.sync(path)
 
-        return operation if name in ("read", "list", "make_folder") else call
+    def link(self, source: str, target: str) -> None:
+        self._process.breathe()
+        self._disk.link(source, target)
+
+    def remove(self, path: str) -> None:
+        self._process.breathe()
+        self._disk.remove(path)
+
+    def remove_folder(self, path: str) -> None:
+        self._process.breathe()
+        self._disk.remove_folder(path)
 
 
 class Process:

@@ -24,7 +24,6 @@ import numpy as np
 
 from daskps.cluster.commit import ModelDirectory, Snapshot
 from daskps.cluster.files import LocalFiles
-from daskps.cluster.log import Log
 from daskps.cluster.message import Message
 from daskps.config import Job, make_job
 from daskps.errors import DaskpsError, LockedError, PeerError, StaleError, TrainingError
@@ -37,6 +36,7 @@ from tests.cluster.process import Process
 from tests.cluster.reference import Data, States
 from tests.cluster.simloop import SimLoop
 from tests.cluster.simulated_cluster import SimCluster
+from tests.cluster.simulated_directory import Entries, SimLog, pack, unpack
 from tests.cluster.simulated_node import LAYOUT
 from tests.cluster.simulated_store import RealShelf, SimulatedShelf
 from tests.cluster.simulated_worker import SimWorker
@@ -91,6 +91,7 @@ class World:
         self.root = "model" if folder is None else f"{folder}/model"
         self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()
         self.shelf: Any = SimulatedShelf(LAYOUT) if folder is None else RealShelf(LAYOUT)
+        self.entries: Entries = {}
         self.by_name: dict[str, SimWorker] = {}
         self.processes: list[Process] = []
         self.tokens = self.tasks = 0
@@ -124,8 +125,8 @@ class World:
             return f"{self.tokens:06d}"
 
         files: Any = process.files
-        log = Log(files, f"{self.root}/log", token)
-        return ModelDirectory(self.root, files, clock=lambda: 0.0, log=log)
+        log = SimLog(files, f"{self.root}/log", token, self.entries)
+        return ModelDirectory(self.root, files, clock=lambda: 0.0, log=log, pack=pack, unpack=unpack)
 
     def release(self, process: Process) -> None:
         self.shelf.release(process)
@@ -163,10 +164,11 @@ class World:
             worker = SimWorker(self, f"worker-{self.rng.randrange(1000):03d}-{self.tokens}")
             self.by_name = dict(sorted([*self.by_name.items(), (worker.name, worker)]))
 
-    async def nannies(self) -> None:
-        while True:
-            await asyncio.sleep(5 * self.delay())
+    def nannies(self, begun: bool = True) -> None:
+        """From time to time, for as long as time goes on."""
+        if begun:
             self.start_workers(self.wanted_nodes)
+        self.later(5 * self.delay(), self.nannies)
 
     def initial(self, table: int, keys: np.ndarray, out: np.ndarray) -> None:
         for place, key in enumerate(keys.tolist()):
@@ -224,11 +226,10 @@ class World:
     async def main(self) -> None:
         """Drivers, one after the other, until the model is trained; faults in between."""
         self.wanted_nodes = 1
-        nannies = asyncio.get_running_loop().create_task(self.nannies())
+        asyncio.get_running_loop().call_soon(self.nannies, False)
         try:
             await self.train()
         finally:
-            nannies.cancel()
             for process in self.processes:
                 process.kill()
             for task in self.running:

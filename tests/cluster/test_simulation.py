@@ -6,8 +6,11 @@ on with `python -m tests.cluster.simulator FIRST COUNT`.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from daskps.cluster.arrays import from_files, to_files
+from tests.cluster.simulated_directory import pack, unpack
 from tests.cluster.simulator import World, run
 
 CHUNK = 50
@@ -52,6 +55,15 @@ def test_schedules_over_the_real_disk_tier_give_the_dictionary_model(seed: int, 
 @pytest.mark.parametrize("seed", range(100, 200))
 def test_many_schedules_over_the_real_disk_tier_give_the_dictionary_model(seed: int, tmp_path: Path) -> None:
     run(seed, folder=tmp_path)
+
+
+@pytest.mark.parametrize("words", [[0], [7], [2**32 - 1, 3]])
+def test_the_short_way_to_write_arrays_leads_to_the_same_files(words: list[int]) -> None:
+    arrays = {"dense": np.array(words, np.uint32)}
+    files = to_files(arrays)
+    assert list(pack(arrays).items()) == list(files.items())
+    for found in (unpack(files), from_files(files)):
+        np.testing.assert_array_equal(found["dense"], arrays["dense"])
 
 
 def test_a_seed_always_gives_the_same_run() -> None:
