@@ -129,7 +129,7 @@ def note(found: dict[str, list[Run]], name: str, run: Run) -> None:
 
 def run(arguments: list[str]) -> list[Result]:
     parser = argparse.ArgumentParser(prog="bench.py scaling")
-    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=512, help="of a run; batches are at most a 16th of it")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     if len(os.sched_getaffinity(0)) < 2:

@@ -1,11 +1,11 @@
-"""How many steps make a batch: a second's worth, of one size from batch to batch; all that fits if disk is read."""
+"""How many steps make a batch: a few seconds' worth, of one size from batch to batch; all that fits if disk is read."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from daskps.flow.sizing import ROOM, Sizer
+from daskps.flow.sizing import ROOM, WANTED_SECONDS, Sizer
 
 
 def sizer() -> Sizer:
@@ -24,11 +24,13 @@ def report(steps: int, seconds: float, misses: int = 0, keys: int = 100) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps"), [(0.01, 16), (0.4, 16), (0.6, 8), (1.0, 8), (1.9, 8), (2.5, 4), (30.0, 4)]
+    ("of_wanted", "steps"), [(0.01, 16), (0.4, 16), (0.6, 8), (1.0, 8), (1.9, 8), (2.5, 4), (30.0, 4)]
 )
-def test_only_a_batch_far_from_a_second_changes_the_size_and_by_two_at_most(seconds: float, steps: int) -> None:
-    one = sizer()
-    one.learn([report(8, 0.01), report(8, seconds)] if seconds > 0.01 else [report(8, seconds)])
+def test_only_a_batch_far_from_the_wanted_time_changes_the_size_and_by_two_at_most(
+    of_wanted: float, steps: int
+) -> None:
+    one, seconds = sizer(), of_wanted * WANTED_SECONDS
+    one.learn([report(8, 0.01), report(8, seconds)])
     assert one.steps() == steps
 
 
@@ -36,7 +38,7 @@ def test_only_a_batch_far_from_a_second_changes_the_size_and_by_two_at_most(seco
 def test_no_batch_is_larger_than_fits_and_with_reads_from_disk_it_is_as_large(misses: int) -> None:
     one = sizer()
     keys = int(ROOM * 10_000 / 1.5)  # of 8 steps: 12 fit
-    one.learn([report(8, 1.0, misses, keys)])
+    one.learn([report(8, WANTED_SECONDS, misses, keys)])
     assert one.steps() == (12 if misses else 8)
-    one.learn([report(8, 1.0, misses, 2 * keys)])
+    one.learn([report(8, WANTED_SECONDS, misses, 2 * keys)])
     assert one.steps() == 6
