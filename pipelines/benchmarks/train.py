@@ -3,9 +3,10 @@
 ``bench.py train`` runs all but the last; ``--only peers|cache|stages|learning`` one of them; ``--large`` instead trains
 a model of 30 GB and more (large.py) and draws it, with ``--plot FILE``.
 
-Peers get the same raw 64-bit keys and turn them into indices by a multiplicative hash, which is counted; their tables
-are allocated before. Ours goes through all stages and tiers, Dask tasks and all, from examples in memory; its first
-pass makes the rows, the second is timed. All use the same cores.
+Peers get the same raw 64-bit keys and turn them into indices, which is counted: by a multiplicative hash, under which
+keys share rows, and FBGEMM also by a dictionary (pandas), under which each has its own, as in ours. Their tables are
+allocated, and the dictionary is filled, before. Ours goes through all stages and tiers, Dask tasks and all, from
+examples in memory; its first pass makes the rows, the second is timed. All use the same cores.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ HIDDEN = (128, 64)
 PEER_STEPS = 24  # mini-batches that a peer is timed on: more than any cache holds, and their rate does not change
 CACHE_BATCH_STEPS = 32  # staged together when the cache is small: a good part of every file is wanted then
 ODD = np.uint64(0x9E3779B97F4A7C15)
+PEERS = {  # its embedding, and how it numbers raw keys
+    "FBGEMM CPU TBE": ("fbgemm", "hash"),
+    "FBGEMM CPU TBE, dictionary": ("fbgemm", "dictionary"),
+    "torch EmbeddingBag": ("torch", "hash"),
+}
 
 
 class Preloaded:
@@ -116,9 +122,21 @@ def second_pass_seconds(progress: Progress, rows: int) -> float:
 # -- peers ---------------------------------------------------------------------------------------------------------
 
 
+def numbering(kind: str, work: Workload, table_rows: int) -> Callable[[np.ndarray], np.ndarray]:
+    """How a peer gets from raw keys (B, S, K) to row numbers within tables of `table_rows`."""
+    if kind == "hash":
+        return lambda keys: (((keys * ODD) >> np.uint64(32)) % np.uint64(table_rows)).astype(np.int64)
+    import pandas
+
+    vocabulary = pandas.Index(np.arange(work.rows, dtype=np.uint64) * ODD)
+    return lambda keys: vocabulary.get_indexer(keys.ravel()).reshape(keys.shape) % table_rows
+
+
 def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np.ndarray], None]:
     """One step of a torch model: keys (B, S, K) and labels (B,) in, everything updated."""
     import torch
+
+    library, numbers = PEERS[kind]
 
     torch.set_num_threads(cores)
     layers: list[Any] = []
@@ -130,7 +148,8 @@ def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np
     dense = torch.optim.Adagrad(net.parameters(), lr=RATE)
     offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_slot
     loss = torch.nn.BCEWithLogitsLoss()
-    if kind == "FBGEMM CPU TBE":
+    number = numbering(numbers, work, work.slot_keys if library == "fbgemm" else work.rows)
+    if library == "fbgemm":
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -147,9 +166,7 @@ def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np
         )
 
         def embed(keys: np.ndarray) -> Any:
-            hashed = (keys * ODD) >> np.uint64(32)
-            index = (hashed % np.uint64(work.slot_keys)).astype(np.int64).transpose(1, 0, 2).ravel()
-            return tables(torch.from_numpy(index), offsets)
+            return tables(torch.from_numpy(number(keys).transpose(1, 0, 2).ravel()), offsets)
 
         sparse: list[Any] = []
     else:
@@ -157,8 +174,7 @@ def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np
         sparse = [torch.optim.Adagrad(bags.parameters(), lr=RATE)]
 
         def embed(keys: np.ndarray) -> Any:
-            index = (((keys * ODD) >> np.uint64(32)) % np.uint64(work.rows)).astype(np.int64).ravel()
-            return bags(torch.from_numpy(index), offsets).reshape(work.examples, -1)
+            return bags(torch.from_numpy(number(keys).ravel()), offsets).reshape(work.examples, -1)
 
     def step(keys: np.ndarray, labels: np.ndarray) -> None:
         for optimizer in (dense, *sparse):
@@ -185,7 +201,7 @@ def against_peers(work: Workload, steps: int, rounds: int, cores: int) -> list[R
     batch, title = examples(work, steps), f"training: {work.name}"
     part = batch.slice(0, work.examples * min(steps, PEER_STEPS))
     peers, results = {}, []
-    for kind in ("FBGEMM CPU TBE", "torch EmbeddingBag"):
+    for kind in PEERS:
         try:
             peers[kind] = peer_step(kind, work, cores)
             peer_seconds(peers[kind], work, batch.slice(0, work.examples * 2))  # warm up
