@@ -39,6 +39,22 @@ def test_no_batch_is_larger_than_fits_and_with_reads_from_disk_it_is_as_large(mi
     one = sizer()
     keys = int(ROOM * 10_000 / 1.5)  # of 8 steps: 12 fit
     one.learn([report(8, WANTED_SECONDS, misses, keys)])
-    assert one.steps() == (12 if misses else 8)
-    one.learn([report(8, WANTED_SECONDS, misses, 2 * keys)])
-    assert one.steps() == 6
+    size = 12 if misses else 8
+    assert one.steps() == size
+    one.learn([report(size, WANTED_SECONDS, misses, 2 * keys)])
+    assert one.steps() == size * 3 // 4
+
+
+def test_batches_of_an_earlier_size_that_are_still_in_flight_do_not_change_it_back() -> None:
+    one = sizer()
+    one.learn([report(8, WANTED_SECONDS / 3)])
+    assert one.steps() == 16
+    one.learn([report(8, WANTED_SECONDS / 1.8)])
+    one.learn([report(8, 3 * WANTED_SECONDS)])
+    assert one.steps() == 16
+
+
+def test_a_little_more_room_is_not_worth_another_size() -> None:
+    one = sizer()
+    one.learn([report(8, WANTED_SECONDS, 5, int(ROOM * 10_000 / 1.2))])
+    assert one.steps() == 8
