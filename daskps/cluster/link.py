@@ -23,6 +23,7 @@ from daskps.cluster.message import Array
 from daskps.cluster.owner import Rows
 from daskps.cluster.partition import Grouped, KeyPartition
 from daskps.cluster.peers import Peers
+from daskps.cluster.priority import step_back
 from daskps.cluster.requester import Pulled
 from daskps.cluster.session import Member
 from daskps.cluster.transport import Transport
@@ -59,8 +60,9 @@ class Link:
         self._wire = wire
         self._loop = LoopThread()
         self._transport: Transport = self._loop.run(_make_transport())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner")
-        self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy")  # a pull's and a push's
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner", initializer=step_back)
+        # A pull's and a push's.
+        self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy", initializer=step_back)
         self._peers: Peers | None = None
         self.busy_seconds = 0.0  # that MEM-PS has worked here, for whomever
         self.address = "" if alone else self._loop.run(self._transport.start(wire.listen_on, wire.listen_args))

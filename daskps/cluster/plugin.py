@@ -7,9 +7,6 @@ thread and one bounded queue per stage"), and a place for the Node, whose state 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,21 +14,13 @@ import distributed
 from distributed.diagnostics.plugin import NannyPlugin, WorkerPlugin
 
 from daskps.backend.memory import keep_freed_memory
+from daskps.cluster.priority import step_back
 from daskps.errors import BackendError, StaleError
 
 STAGES = ("read", "dedup", "pull", "load", "train", "push", "control")
 THREADS = len(STAGES) + 2  # a worker runs at most `nthreads` tasks over all its executors
 NAME = "daskps"
-NICENESS = 5  # of the threads that work ahead
-
-
-def step_back() -> None:
-    """Let threads that train and that carry messages go first on a busy core; all nodes wait for the slowest step.
-
-    For threads that work ahead. What they have not done yet holds nobody up until the batches in flight are used up.
-    """
-    if sys.platform == "linux":  # where priorities are of threads, not of processes
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+AHEAD = ("read", "dedup", "pull", "load", "push")  # stages that no step waits for
 
 
 class NodePlugin(WorkerPlugin):
@@ -51,9 +40,9 @@ class NodePlugin(WorkerPlugin):
                 f"--nthreads {THREADS} --memory-limit 0`; cores to compute with are set in the job (cluster.cores)"
             )
         for stage in STAGES:
-            worker.executors[f"daskps-{stage}"] = ThreadPoolExecutor(
-                1, thread_name_prefix=f"daskps-{stage}", initializer=None if stage == "train" else step_back
-            )
+            first = step_back if stage in AHEAD else None
+            executor = ThreadPoolExecutor(1, thread_name_prefix=f"daskps-{stage}", initializer=first)
+            worker.executors[f"daskps-{stage}"] = executor
         keep_freed_memory()
         # A node keeps to its own budgets; Dask would pause or kill it at limits that it does not know of.
         for limit in ("memory_target_fraction", "memory_spill_fraction", "memory_pause_fraction"):

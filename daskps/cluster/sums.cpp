@@ -17,7 +17,10 @@ static inline int bytes_of(const int64_t* values, int64_t dim) {
 
 // place[rows[i]] = i, or -1 with forget = 1
 NATIVE(void, link_place, const int32_t* rows, int64_t n, int32_t forget, int32_t* place) {
-    for (int64_t i = 0; i < n; ++i) place[rows[i]] = forget ? -1 : (int32_t)i;
+    for (int64_t i = 0; i < n; ++i) {
+        if (i + AHEAD < n) PREFETCH(place + rows[i + AHEAD]);
+        place[rows[i]] = forget ? -1 : (int32_t)i;
+    }
 }
 
 // rows (n,), sums (n, dim): what was touched. theirs (U,): the peer's numbers of this node's rows, -1 where it has none.
@@ -28,6 +31,7 @@ NATIVE(int64_t, link_pack, const int32_t* rows, int64_t n, const int32_t* theirs
     uint8_t* at = bytes;
     int64_t packed = 0;
     for (int64_t i = 0; i < n; ++i) {
+        if (i + AHEAD < n) PREFETCH(theirs + rows[i + AHEAD]);
         const int32_t number = theirs[rows[i]];
         if (number < 0) continue;
         const int64_t* values = sums + i * dim;

@@ -3,12 +3,14 @@
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from daskps.backend.memory import keep_freed_memory
-from daskps.cluster.plugin import NICENESS, STAGES, NodePlugin
+from daskps.cluster.link import Link, Wire
+from daskps.cluster.plugin import AHEAD, STAGES, NodePlugin
+from daskps.cluster.priority import NICENESS
 from daskps.flow.embedded import local_workers
 
 
@@ -16,16 +18,29 @@ def niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
+def niceness_in_link() -> tuple[int, int]:
+    """Of the thread that carries messages, and of the one that serves rows."""
+    link = Link(Wire(), alone=True)
+    try:
+        found: Future[int] = Future()
+        link._loop.call(lambda: found.set_result(niceness()))
+        return found.result(), link.work(niceness)
+    finally:
+        link.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
-def test_threads_that_work_ahead_let_training_go_first() -> None:
+def test_threads_that_work_ahead_let_training_and_messages_go_first() -> None:
     with local_workers(1, processes=False) as client:
         client.register_plugin(NodePlugin())
         (worker,) = client.cluster.workers.values()
         executors: dict[str, ThreadPoolExecutor] = worker.executors
         found = {stage: executors[f"daskps-{stage}"].submit(niceness).result() for stage in STAGES}
+        messages, owner = executors["daskps-control"].submit(niceness_in_link).result()
     here = niceness()
-    ahead = min(here + NICENESS, 19) if here == 0 else found["read"]
-    assert found == {stage: here if stage == "train" else ahead for stage in STAGES}
+    ahead = max(here, NICENESS)
+    assert found == {stage: ahead if stage in AHEAD else here for stage in STAGES}
+    assert (messages, owner) == (here, ahead)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
