@@ -29,6 +29,7 @@ from daskps.flow.progress import BatchReport, StageTime, validations_of
 from daskps.mem import MemPS
 from daskps.types import Field, RowLayout, Token
 from tests.cluster import reference
+from tests.cluster.simloop import sleep
 
 if TYPE_CHECKING:
     from tests.cluster.simulated_worker import SimWorker
@@ -114,7 +115,7 @@ class SimNode:
         )
 
     async def join(self, addresses: list[str]) -> None:
-        await asyncio.sleep(self.world.delay())
+        await sleep(self.world.delay())
         self._check()
         self.crew = [self.world.by_name[address] for address in addresses]
         member = Member(self.run, self.epoch.number, self.rank, self.nodes, wait_seconds=self.world.wait_seconds)
@@ -135,7 +136,7 @@ class SimNode:
     async def work(self, call: Callable[[], Any]) -> Any:
         """The owner's thread: takes a while, one call after the other."""
         async with self._thread:
-            await asyncio.sleep(self.world.delay() / 4)
+            await sleep(self.world.delay() / 4)
             self._check()
             return call()
 
@@ -168,7 +169,7 @@ class SimNode:
     # ------------------------------------------------------------------------------ stages
 
     async def read(self, token: Token) -> None:
-        await asyncio.sleep(self.world.delay() / 4)
+        await sleep(self.world.delay() / 4)
 
     async def dedup(self, token: Token) -> Fit:
         data, schedule = self.world.data, self.world.schedule
@@ -196,7 +197,7 @@ class SimNode:
         flight.pulled = dict(zip(flight.keys, pulled, strict=True))
 
     async def load(self, token: Token) -> None:
-        await asyncio.sleep(self.world.delay() / 4)
+        await sleep(self.world.delay() / 4)
         self._check()
 
     async def train(self, token: Token) -> None:
@@ -216,7 +217,7 @@ class SimNode:
         for step in range(token.first_step, token.stop_step):
             await self._step(flight, exchange, token.batch, step)
             if world.rng.random() < 0.3:
-                await asyncio.sleep(world.delay())
+                await sleep(world.delay())
         self._check()
         self.previous, self.step = flight, token.stop_step
         if token.snapshot:

@@ -34,7 +34,7 @@ from tests.cluster import reference
 from tests.cluster.disk import CrashError, SimulatedDisk
 from tests.cluster.process import Process
 from tests.cluster.reference import Data, States
-from tests.cluster.simloop import SimLoop
+from tests.cluster.simloop import SimLoop, sleep
 from tests.cluster.simulated_cluster import SimCluster
 from tests.cluster.simulated_directory import Entries, SimLog, pack, unpack
 from tests.cluster.simulated_node import LAYOUT
@@ -248,12 +248,12 @@ class World:
                 outcome = await task
             if outcome is not None and outcome.progress.position == self.data.steps * self.data.step_examples:
                 self.over = True
-                await asyncio.sleep(60 + 100 * self.schedule.mean_delay)  # until slow nodes have closed, too
+                await sleep(60 + 100 * self.schedule.mean_delay)  # until slow nodes have closed, too
                 self.check_end(outcome.snapshot)
                 return
             self.stopped += outcome is not None
             driver.kill()
-            await asyncio.sleep(self.delay())
+            await sleep(self.delay())
         raise AssertionError("no driver came to an end")
 
     async def drive(self, driver: Process, restarts: int = 3) -> Outcome:
