@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def train_together(node: SimNode, flight: SimFlight, exchange: Exchange, token: Token) -> None:
     """Every step with the sums of all nodes."""
     for step in range(token.first_step, token.stop_step):
-        touched, total, examples = {}, 0, node.slice(step)
+        peers, touched, total, examples = node.joined, {}, 0, node.slice(step)
         for table in flight.rows:
             sums = own_sums(node, flight, table, examples)
             places, values = np.array([*sums], np.int32), np.array([*sums.values()], np.int64)
@@ -31,7 +31,7 @@ async def train_together(node: SimNode, flight: SimFlight, exchange: Exchange, t
             total += sum(sums.values())
         summed, dense = await asyncio.gather(
             exchange.sum_rows(step, touched),
-            node.joined.sum_dense(token.batch, step, np.array([total, len(examples)], np.int64)),
+            peers.sum_dense(token.batch, step, np.array([total, len(examples)], np.int64)),
         )
         assert dense[1] == node.world.data.step_examples
         node.dense = (node.dense[0] * 3 + int(dense[0])) & reference.MASK, 0
@@ -62,10 +62,10 @@ async def merge(
     node: SimNode, flight: SimFlight, exchange: Exchange, batch: int, step: int, touched: dict[str, np.ndarray]
 ) -> None:
     """Rows as the mean over their holders, the dense word as that over all nodes."""
-    (value, count), layouts = node.dense, dict.fromkeys(flight.rows, node.world.layout)
+    peers, (value, count), layouts = node.joined, node.dense, dict.fromkeys(flight.rows, node.world.layout)
     rows, (mean, most) = await asyncio.gather(
         exchange.merge_rows(step, touched, layouts, lambda table, places: flight.rows[table][places]),
-        node.joined.mean_dense(batch, step, np.array([value], np.uint32).view(np.float32), count),
+        peers.mean_dense(batch, step, np.array([value], np.uint32).view(np.float32), count),
     )
     for table, (places, values) in rows.items():
         flight.rows[table][places] = values
