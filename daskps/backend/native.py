@@ -28,6 +28,9 @@ _CTYPES = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
+_FIRST_BYTE: Any = ctypes.c_char.from_buffer
+_NOWHERE = np.empty(8, np.uint64)  # where empty arrays are: nobody reads it, and it is not null
+_NOWHERE_ADDRESS = _NOWHERE.ctypes.data
 # What /proc/cpuinfo must list before a variant is loaded.
 _NEEDS = {
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe"},
@@ -70,6 +73,7 @@ class Function:
         self.signature = signature
         self.arguments = signature.arguments
         self._names = frozenset(argument.name for argument in signature.arguments)
+        self._plan = [(a, a.name, a.dtype if a.pointer else None) for a in signature.arguments]
         self._symbol = symbol
         scalars = [ctypes.c_void_p if a.pointer else _CTYPES[a.type_name] for a in signature.arguments]
         shares = [ctypes.c_int64, ctypes.c_int64] if signature.kernel else []
@@ -92,7 +96,15 @@ class Function:
             raise ArgumentError(
                 f"{self.signature.name}: missing arguments {sorted(missing)}, unknown arguments {sorted(extra)}"
             )
-        return [self._convert(argument, values[argument.name]) for argument in self.arguments]
+        converted = []
+        for argument, name, dtype in self._plan:
+            value = values[name]
+            # An array as it should be. Its address costs 0.3 us like this, and 1.6 us as `value.ctypes.data`.
+            if type(value) is np.ndarray and value.dtype is dtype and value.flags.carray and value.size:
+                converted.append(ctypes.addressof(_FIRST_BYTE(value)))
+            else:
+                converted.append(self._convert(argument, value))
+        return converted
 
     def _convert(self, argument: Argument, value: Any) -> Any:
         if not argument.pointer:
@@ -116,7 +128,7 @@ class Function:
             )
         if not argument.constant and not value.flags.writeable:
             raise ArgumentError(f"{self.signature.name}: {argument.name} is written to, but the array is read-only")
-        return value.ctypes.data
+        return value.ctypes.data if value.size else _NOWHERE_ADDRESS
 
 
 class Library:

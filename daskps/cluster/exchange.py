@@ -216,6 +216,8 @@ class Exchange:
         marks = {table: touched[table].copy() for table in self._shared}
         for peer in session.peers:
             arrays = (await session.receive("touched", self._batch, peer, step=step)).arrays
+            wanted = {table: ((len(view.with_peer[peer]) + 7) // 8,) for table, view in self._shared.items()}
+            self._check_merge(peer, arrays, wanted, np.uint8)
             for bits, (table, view) in zip(arrays, self._shared.items(), strict=True):
                 rows = view.with_peer[peer]
                 marks[table][rows] |= np.unpackbits(bits, count=len(rows)).view(np.bool_)
@@ -231,8 +233,10 @@ class Exchange:
             session.send(peer, "rows", self._batch, step=step, arrays=parts)
         received = {}
         for peer in session.peers:
-            message = await session.receive("rows", self._batch, peer, step=step)
-            received[peer] = dict(zip(self._shared, message.arrays, strict=True))
+            arrays = (await session.receive("rows", self._batch, peer, step=step)).arrays
+            shapes = {table: (len(chosen[peer, table]), layouts[table].width) for table in self._shared}
+            self._check_merge(peer, arrays, shapes, np.float32)
+            received[peer] = dict(zip(self._shared, arrays, strict=True))
         for table in self._shared:
             rows = np.unique(np.concatenate([chosen[peer, table] for peer in session.peers]))
             values = [
@@ -241,6 +245,16 @@ class Exchange:
             ]
             merged[table] = (rows, _mean(layouts[table], rows, values))
         return merged
+
+    def _check_merge(
+        self, peer: int, arrays: Packed, wanted: Mapping[str, tuple[int, ...]], dtype: type[np.generic]
+    ) -> None:
+        """One array a table, of the shape that this node knows: NumPy would stretch a wrong one to fit."""
+        if [(array.dtype, array.shape) for array in arrays] != [(np.dtype(dtype), shape) for shape in wanted.values()]:
+            raise ProtocolError(
+                f"node {self._session.rank}, batch {self._batch}: to be merged with node {peer} are {dict(wanted)} of "
+                f"{dtype.__name__}, but {[(array.dtype.name, array.shape) for array in arrays]} came"
+            )
 
 
 def _mean(layout: RowLayout, rows: Int32s, values: list[tuple[Int32s, Floats]]) -> Floats:

@@ -36,7 +36,8 @@ class Grouped:
     def positions(self, rank: int, numbers: npt.NDArray[np.uint32]) -> Int64s:
         """The positions of some of a rank's keys, which it has numbered from 0 on; it may be a peer who says so."""
         at = self.slice(rank)
-        if numbers.dtype != np.uint32 or (len(numbers) and numbers.max() >= at.stop - at.start):
+        plain = numbers.dtype == np.uint32 and numbers.ndim == 1
+        if not plain or (len(numbers) and numbers.max() >= at.stop - at.start):
             raise ProtocolError(f"node {rank} was asked for {at.stop - at.start} rows, but names others: {numbers}")
         return numbers + np.int64(at.start) if self.order is None else self.order[at][numbers]
 

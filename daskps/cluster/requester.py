@@ -16,7 +16,7 @@ import numpy as np
 from daskps.backend.device import MEMORY
 from daskps.backend.native import library
 from daskps.cluster.exchange import Shared, tell
-from daskps.cluster.message import Array
+from daskps.cluster.message import Array, Message
 from daskps.cluster.owner import Work
 from daskps.cluster.partition import Grouped
 from daskps.cluster.session import Session
@@ -60,7 +60,8 @@ async def pull(
     copied, late, shared, holders = [], [], [], []
     for owner in range(session.nodes):
         message = await session.receive("answer", batch, owner, table=table)
-        if message.note != "in place":
+        if not (order is None and owner == session.rank):
+            _check_answer(message, int(owners.starts[owner + 1] - owners.starts[owner]))
             await aside(partial(_place, out, owners, owner, message.arrays[4:]))
         copied.append(owners.positions(owner, message.arrays[0]))
         late.append(len(message.arrays[1]))
@@ -79,22 +80,41 @@ async def pull(
     )
 
 
+def _check_answer(message: Message, asked: int) -> None:
+    """Every row is there, copied or late: one that an owner forgot would be whatever was in memory before."""
+    arrays = message.arrays
+    told = [array.shape[0] if array.ndim else -1 for array in arrays]
+    if len(arrays) in (5, 6) and told[0] + told[1] + told[4] == asked and told[2] == told[3]:
+        return
+    raise ProtocolError(
+        f"batch {message.batch}: node {message.sender} was asked for {asked} rows of table {message.table!r}, but "
+        f"answers ({message.note!r}) with arrays of {told}; all nodes must run one version of daskps"
+    )
+
+
 def _place(out: Floats, owners: Grouped, owner: int, arrays: tuple[Array, ...]) -> None:
     """An owner's rows into `out`: of all its keys, or of those at the positions that came with them."""
     rows, at = arrays[0], owners.slice(owner)
     if len(arrays) > 1:
         _scatter(out, owners.positions(owner, arrays[1]), rows)
-    elif owners.order is None and rows.shape == out[at].shape:
-        out[at] = rows
-    else:
+    elif owners.order is not None:
         _scatter(out, owners.group(owner), rows)
+    else:
+        _check_rows(rows, at.stop - at.start, out)
+        out[at] = rows
 
 
 def _scatter(out: Floats, positions: Int64s, rows: Floats) -> None:
     """``out[positions] = rows``; positions were made here, so only what came has to be looked at."""
-    if rows.shape != (len(positions), out.shape[1]):
-        raise ProtocolError(f"{len(positions)} rows of {out.shape[1]} values were wanted, but {rows.shape} came")
+    _check_rows(rows, len(positions), out)
     library().link_scatter(rows=out, width=out.shape[1], positions=positions, n=len(positions), values=rows)
+
+
+def _check_rows(rows: Array, count: int, out: Floats) -> None:
+    if rows.dtype != np.float32 or rows.shape != (count, out.shape[1]):
+        raise ProtocolError(
+            f"{count} rows of {out.shape[1]} float32 values were wanted, but {rows.dtype} of shape {rows.shape} came"
+        )
 
 
 async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) -> AsyncIterator[Int64s]:
@@ -104,7 +124,13 @@ async def late_rows(session: Session, pulled: Pulled, out: Floats, aside: Work) 
         while missing:
             message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
             positions = pulled.owners.positions(owner, message.arrays[0])
-            if len(message.arrays) > 1:  # else the owner has put them there
+            here = pulled.owners.order is None and owner == session.rank  # the owner has put them there
+            if not 0 < len(positions) <= missing or len(message.arrays) != (1 if here else 2):
+                raise ProtocolError(
+                    f"batch {pulled.batch}: node {owner} owes {missing} late rows of table {pulled.table!r}, but sends "
+                    f"{len(positions)} in {len(message.arrays)} arrays; all nodes must run one version of daskps"
+                )
+            if not here:
                 await aside(partial(_scatter, out, positions, message.arrays[1]))
             yield positions
             missing -= len(positions)

@@ -19,7 +19,7 @@ from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
 WAITS = {
     "answer": ("pull", "the rows that are free"),
     "numbers": ("train", "where it has the rows held together"),
-    "late": ("load", "late rows"),
+    "late": ("train", "late rows"),
     "sums": ("train", "gradient sums"),
     "dense": ("train", "dense sums"),
     "metrics": ("train", "metrics of its examples"),

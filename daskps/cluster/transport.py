@@ -161,8 +161,12 @@ class Transport:
         while member is None:  # a peer was told our address before we were told to join
             await asyncio.sleep(0.01)
             member = self._member
-        if hello.kind != HELLO or (hello.run, hello.epoch) != (member.run, member.epoch):
-            error = StaleError(f"this is run {member.run!r}, epoch {member.epoch}; got {hello}")
+        expected = range(member.rank + 1, member.nodes)  # each once
+        known = hello.sender in expected and hello.sender not in self._connections
+        if hello.kind != HELLO or (hello.run, hello.epoch) != (member.run, member.epoch) or not known:
+            error = StaleError(
+                f"this is run {member.run!r}, epoch {member.epoch}, node {member.rank} of {member.nodes}; got {hello}"
+            )
             connection.write(refusal(hello, member.rank, error))
             await connection.close()
             return

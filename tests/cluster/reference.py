@@ -1,15 +1,19 @@
 """Training as plain dictionaries: what every simulated run must give, whatever happens to it.
 
 A row is two 32-bit words: a value and a count of steps that touched it. Training is an integer function of examples,
-rows and steps, so results are compared bit for bit.
+rows and steps, so results are compared bit for bit. Where nodes step alone and are merged (`Apart`), the value's bits
+are those of a small float32, and merging is Python's own arithmetic.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 Row = tuple[int, int]
+Model = tuple[list[dict[int, Row]], Row]  # rows by table, and the dense word
 MASK = 2**32 - 1
 
 
@@ -22,8 +26,20 @@ def mixed(*words: int) -> int:
     return state
 
 
-def initial(seed: int, table: int, key: int) -> Row:
-    return mixed(seed, table, key) & MASK, 0
+def as_float(word: int) -> int:
+    """The bits of a float32 between -512 and 512 that 20 bits of a word decide."""
+    return int(struct.unpack("<I", struct.pack("<f", (word & 0xFFFFF) / 1024 - 512))[0])
+
+
+def mean(words: Iterable[int]) -> int:
+    """The bits of the mean of float32 values: sums of a few of these are exact in a double."""
+    values = [struct.unpack("<f", struct.pack("<I", word))[0] for word in words]
+    return int(struct.unpack("<I", struct.pack("<f", sum(values) / len(values)))[0])
+
+
+def initial(seed: int, table: int, key: int, apart: bool = False) -> Row:
+    word = mixed(seed, table, key) & MASK
+    return as_float(word) if apart else word, 0
 
 
 def gradient(example: int, key: int, row: Row) -> int:
@@ -32,8 +48,15 @@ def gradient(example: int, key: int, row: Row) -> int:
     return 0 if bits % 5 == 0 else bits % 2001 - 1000
 
 
-def updated(row: Row, total: int) -> Row:
-    return (row[0] * 5 + total) & MASK, row[1] + 1
+def updated(row: Row, total: int, apart: bool = False) -> Row:
+    word = (row[0] * 5 + total) & MASK
+    return as_float(word) if apart else word, row[1] + 1
+
+
+def merged(rows: Iterable[Row]) -> Row:
+    """Of all holders: the mean of the values, the largest count."""
+    values, counts = zip(*rows, strict=True)
+    return mean(values), max(counts)
 
 
 @dataclass
@@ -92,3 +115,76 @@ class States:
             rows.append([dict(table) for table in now])
             denses.append(dense)
         return cls(rows, denses)
+
+
+@dataclass
+class Apart:
+    """The model where nodes step alone and merge every so many steps and at batch ends: after a batch of an epoch.
+
+    Nodes and batches decide the result, so it is made from those that there were.
+    """
+
+    data: Data
+    tables: int
+    every: int
+    after: dict[tuple[int, int], Model] = field(default_factory=dict)  # by epoch and batch
+    made: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)  # nodes, first and last step
+
+    def begin(self, epoch: int, snapshot: str | None) -> None:
+        """An epoch goes on where a snapshot of an earlier one was taken, or at the beginning."""
+        if snapshot is None:
+            self.after[epoch, -1] = ([{} for _ in self.all], (as_float(1), 0))
+        else:
+            before, batch = map(int, snapshot.split("-"))
+            self.after[epoch, batch] = self.after[before, batch]
+
+    def train(self, epoch: int, batch: int, nodes: int, first: int, stop: int) -> None:
+        """All nodes say which batch they have trained, and must say the same."""
+        assert self.made.setdefault((epoch, batch), (nodes, first, stop)) == (nodes, first, stop)
+        if (epoch, batch) in self.after:
+            return
+        rows, dense = self.after[epoch, batch - 1]
+        replicas = [[self._held(rows, table, rank, nodes, first, stop) for rank in range(nodes)] for table in self.all]
+        words = [dense] * nodes
+        for step in range(first, stop):
+            for rank in range(nodes):
+                if examples := self.data.slice(step, rank, nodes):
+                    total = sum(self._step(replicas[table][rank], table, examples) for table in self.all)
+                    words[rank] = updated(words[rank], total, apart=True)
+            if (step + 1) % self.every == 0 or step + 1 == stop:
+                words = [merged(words)] * nodes
+                for replica in replicas:
+                    _merge(replica)
+        known = [
+            {**table, **{key: row for held in replicas[at] for key, row in held.items()}}
+            for at, table in enumerate(rows)
+        ]
+        self.after[epoch, batch] = (known, words[0])
+
+    @property
+    def all(self) -> range:
+        return range(self.tables)
+
+    def _held(
+        self, rows: list[dict[int, Row]], table: int, rank: int, nodes: int, first: int, stop: int
+    ) -> dict[int, Row]:
+        slices = (self.data.slice(step, rank, nodes) for step in range(first, stop))
+        keys = {key for examples in slices for example in examples for key in self.data.keys[example][table]}
+        return {key: rows[table].get(key) or initial(self.data.seed, table, key, apart=True) for key in keys}
+
+    def _step(self, held: dict[int, Row], table: int, examples: range) -> int:
+        sums: dict[int, int] = {}
+        for example in examples:
+            for key in self.data.keys[example][table]:
+                sums[key] = sums.get(key, 0) + gradient(example, key, held[key])
+        for key, total in sums.items():
+            held[key] = updated(held[key], total, apart=True)
+        return sum(sums.values())
+
+
+def _merge(replica: list[dict[int, Row]]) -> None:
+    for key in {key for held in replica for key in held}:
+        holders = [held for held in replica if key in held]
+        row = merged(held[key] for held in holders)
+        for held in holders:
+            held[key] = row

@@ -114,3 +114,17 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._ready.append(call)
                 return
         raise DeadlockError(f"nothing can happen any more after {self._now:g} s")
+
+
+def set_once(future: asyncio.Future[Any], result: Any) -> None:
+    """Set a result, unless there is one already or nobody waits any more."""
+    if not future.done():
+        future.set_result(result)
+
+
+def sleep(seconds: float) -> asyncio.Future[None]:
+    """To be awaited: `asyncio.sleep` for half the price; a schedule sleeps more than a thousand times."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_later(seconds, set_once, future, None)
+    return future

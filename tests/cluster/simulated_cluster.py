@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.cluster.disk import CrashError
 from tests.cluster.process import Process
+from tests.cluster.simloop import set_once, sleep
 
 if TYPE_CHECKING:
     from tests.cluster.simulated_worker import SimWorker
@@ -42,7 +43,8 @@ class SimCluster:
 
     def __init__(self, world: World, driver: Process) -> None:
         self._world, self._driver = world, driver
-        self._ended = asyncio.Event()
+        self._ended = False  # a watched task, since the last pause
+        self._pausing: asyncio.Future[bool] | None = None
 
     def present(self) -> dict[str, float]:
         self._breathe()
@@ -66,16 +68,16 @@ class SimCluster:
             if earlier.status == "error":
                 task.end("error", earlier.value)
                 return
-        await asyncio.sleep(self._world.delay())
+        await sleep(self._world.delay())
         worker = task.worker
         if not (worker.alive and self._driver.alive):
             return
         work = worker.spawn(worker.run(stage, run, values))
-        await asyncio.wait({work, worker.lost}, return_when=asyncio.FIRST_COMPLETED)
+        await _either(work, worker.lost)
         if not work.done() or work.cancelled():
             return  # the worker died
         error = work.exception()
-        await asyncio.sleep(self._world.delay())
+        await sleep(self._world.delay())
         if isinstance(error, CrashError):
             return
         if error is None:
@@ -84,19 +86,26 @@ class SimCluster:
             task.end("error", error)
 
     def watch(self, task: Any) -> None:
-        task.ended.add_done_callback(lambda _: self._ended.set())
+        task.ended.add_done_callback(self._wake)
+
+    def _wake(self, ended: Any) -> None:
+        self._ended = True
+        if self._pausing is not None:
+            set_once(self._pausing, True)
 
     async def pause(self, seconds: float) -> bool:
         self._breathe()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
-        except TimeoutError:
-            return False
-        finally:
-            self._breathe()
-            self._ended.clear()
-        return True
+        if not self._ended:
+            loop = asyncio.get_running_loop()
+            self._pausing = loop.create_future()
+            timer = loop.call_later(seconds, set_once, self._pausing, False)
+            try:
+                await self._pausing
+            finally:
+                timer.cancel()
+        self._breathe()
+        ended, self._ended = self._ended, False
+        return ended
 
     async def fetch(self, task: Any, seconds: float) -> Any:
         await self.sleep(self._world.delay())
@@ -109,7 +118,7 @@ class SimCluster:
 
     async def sleep(self, seconds: float) -> None:
         self._breathe()
-        await asyncio.sleep(seconds)
+        await sleep(seconds)
         self._breathe()
 
     def time(self) -> float:
@@ -119,3 +128,19 @@ class SimCluster:
         """A driver that was killed does nothing any more."""
         if not self._driver.alive:
             raise CrashError
+
+
+async def _either(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
+    """Return when one of them is done. `asyncio.wait` does the same in three times the time."""
+    over = asyncio.get_running_loop().create_future()
+
+    def end(_: asyncio.Future[Any]) -> None:
+        set_once(over, None)
+
+    one.add_done_callback(end)
+    other.add_done_callback(end)
+    try:
+        await over
+    finally:
+        one.remove_done_callback(end)
+        other.remove_done_callback(end)

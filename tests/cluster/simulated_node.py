@@ -13,9 +13,8 @@ import numpy as np
 
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import Draft, Epoch
-from daskps.cluster.exchange import Exchange, Touched
 from daskps.cluster.message import Message
-from daskps.cluster.partition import KeyPartition
+from daskps.cluster.partition import Grouped, KeyPartition
 from daskps.cluster.peers import Peers
 from daskps.cluster.requester import Pulled
 from daskps.cluster.session import Member
@@ -27,23 +26,25 @@ from daskps.flow.fitting import Fit
 from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport, StageTime, validations_of
 from daskps.mem import MemPS
-from daskps.types import Field, RowLayout, Token
+from daskps.types import Token
 from tests.cluster import reference
+from tests.cluster.simloop import sleep
+from tests.cluster.simulated_training import train_apart, train_together
 
 if TYPE_CHECKING:
     from tests.cluster.simulated_worker import SimWorker
 
-LAYOUT = RowLayout((Field("value", 1, "uint32"), Field("count", 1, "uint32")))
+WIDTH = 2  # a value and a count
 POOL = ComputePool(1)
 CAPACITY = 1_000_000
 
 
 class SimFlight:
-    """A batch in flight."""
+    """A batch in flight: by table its keys, in any order or by owner, and their owners."""
 
-    def __init__(self, keys: dict[str, np.ndarray]) -> None:
-        self.keys = keys
-        self.rows = {table: np.full((len(part), LAYOUT.width), np.nan, np.float32) for table, part in keys.items()}
+    def __init__(self, keys: dict[str, np.ndarray], owners: dict[str, Grouped]) -> None:
+        self.keys, self.owners = keys, owners
+        self.rows = {table: np.full((len(part), WIDTH), np.nan, np.float32) for table, part in keys.items()}
         self.places = {table: {key: row for row, key in enumerate(part.tolist())} for table, part in keys.items()}
         self.pulled: dict[str, Pulled] = {}
 
@@ -68,7 +69,9 @@ class SimNode:
         self.start = Draft(-1, 0, 0) if snapshot is None else snapshot.draft
         self.step = -(-self.start.position // self.world.data.step_examples)  # after the last batch that was trained
         self.snapshot = begun.snapshot
-        self.dense = 1 if snapshot is None else int(self.directory.load(snapshot)["dense"][0])
+        self.dense = self.world.dense_of(None if snapshot is None else self.directory.load(snapshot))
+        if self.world.apart is not None:
+            self.world.apart.begin(begun.epoch, begun.snapshot)
         self.partition = KeyPartition(self.world.placement, nodes, POOL)
         self.stores: dict[str, Any] = {}
         try:
@@ -85,7 +88,7 @@ class SimNode:
             self.worker, path, world.placement, self.partition.owned(self.rank), self.snapshot, live
         )
         return MemPS(
-            layout=LAYOUT,
+            layout=world.layout,
             store=self.stores[str(table)],
             initial=lambda keys, out: world.initial(table, keys, out),
             memory_bytes=20_000 + 120 * world.schedule.cache_rows,
@@ -114,7 +117,7 @@ class SimNode:
         )
 
     async def join(self, addresses: list[str]) -> None:
-        await asyncio.sleep(self.world.delay())
+        await sleep(self.world.delay())
         self._check()
         self.crew = [self.world.by_name[address] for address in addresses]
         member = Member(self.run, self.epoch.number, self.rank, self.nodes, wait_seconds=self.world.wait_seconds)
@@ -135,7 +138,7 @@ class SimNode:
     async def work(self, call: Callable[[], Any]) -> Any:
         """The owner's thread: takes a while, one call after the other."""
         async with self._thread:
-            await asyncio.sleep(self.world.delay() / 4)
+            await sleep(self.world.delay() / 4)
             self._check()
             return call()
 
@@ -168,35 +171,42 @@ class SimNode:
     # ------------------------------------------------------------------------------ stages
 
     async def read(self, token: Token) -> None:
-        await asyncio.sleep(self.world.delay() / 4)
+        await sleep(self.world.delay() / 4)
 
     async def dedup(self, token: Token) -> Fit:
         data, schedule = self.world.data, self.world.schedule
         self._check()
-        examples = [e for step in range(token.first_step, token.stop_step) for e in self._slice(step)]
-        keys = {}
+        examples = [e for step in range(token.first_step, token.stop_step) for e in self.slice(step)]
+        keys, owners = {}, {}
         for table in range(schedule.tables):
             found = {key for example in examples for key in data.keys[example][table]}
             order = sorted(found, key=lambda key: reference.mixed(key, token.first_step))
-            keys[str(table)] = np.array(order, np.uint64)
-        self.flights[token.first_step] = SimFlight(keys)
+            keys[str(table)], owners[str(table)] = self._group(np.array(order, np.uint64))
+        self.flights[token.first_step] = SimFlight(keys, owners)
         steps = token.stop_step - token.first_step
         fitting = self.world.rng.randint(1, steps) if self.world.rng.random() < 0.2 else steps
-        asked = tuple(tuple(np.diff(self.partition.group(part).starts).tolist()) for part in keys.values())
+        asked = tuple(tuple(np.diff(found.starts).tolist()) for found in owners.values())
         return Fit(self.rank, fitting, asked, (CAPACITY,) * len(keys))
+
+    def _group(self, keys: np.ndarray) -> tuple[np.ndarray, Grouped]:
+        """The keys as they are, with their order by owner; or in that order, as nodes of a run have them."""
+        found = self.partition.group(keys)
+        if self.world.schedule.by_owner and found.order is not None:
+            return keys[found.order], Grouped(None, found.starts)
+        return keys, found
 
     async def pull(self, token: Token) -> None:
         flight, peers = self.flights[token.first_step], self.joined
         pulled = await asyncio.gather(
             *(
-                peers.pull(token.batch, table, keys, peers.group(keys), flight.rows[table])
+                peers.pull(token.batch, table, keys, flight.owners[table], flight.rows[table])
                 for table, keys in flight.keys.items()
             )
         )
         flight.pulled = dict(zip(flight.keys, pulled, strict=True))
 
     async def load(self, token: Token) -> None:
-        await asyncio.sleep(self.world.delay() / 4)
+        await sleep(self.world.delay() / 4)
         self._check()
 
     async def train(self, token: Token) -> None:
@@ -209,44 +219,25 @@ class SimNode:
                 place = self.previous.places[table][int(pulled.keys[position])]
                 flight.rows[table][position] = self.previous.rows[table][place]
             where = f"{self.worker.name} trains batch {token.batch}"
-            world.check_rows(token.first_step, int(table), pulled.keys, flight.rows[table], where)
+            before = world.model_after(token.epoch, token.batch - 1, token.first_step)
+            world.check_rows(before, int(table), pulled.keys, flight.rows[table], where)
             world.late += sum(pulled.late)
             world.copied += len(pulled.copied)
+            world.in_place += flight.owners[table].order is None and self.nodes > 1
         exchange = await peers.exchange(token.batch, flight.pulled)
-        for step in range(token.first_step, token.stop_step):
-            await self._step(flight, exchange, token.batch, step)
-            if world.rng.random() < 0.3:
-                await asyncio.sleep(world.delay())
+        if world.apart is None:
+            await train_together(self, flight, exchange, token)
+        else:
+            await train_apart(self, flight, exchange, token, world.apart.every)
+            world.apart.train(token.epoch, token.batch, self.nodes, token.first_step, token.stop_step)
         self._check()
         self.previous, self.step = flight, token.stop_step
         if token.snapshot:
             self._capture(token.snapshot)
 
-    async def _step(self, flight: SimFlight, exchange: Exchange, batch: int, step: int) -> None:
-        data, peers, touched, all_sums, examples = self.world.data, self.joined, {}, 0, self._slice(step)
-        for table, places in flight.places.items():
-            bits = flight.rows[table].view(np.uint32)
-            sums: dict[int, int] = {}
-            for example in examples:
-                for key in data.keys[example][int(table)]:
-                    row = (int(bits[places[key], 0]), int(bits[places[key], 1]))
-                    sums[key] = sums.get(key, 0) + reference.gradient(example, key, row)
-            touched[table] = Touched(
-                np.array([places[key] for key in sums], np.int32),
-                np.array(list(sums.values()), np.int64).reshape(-1, 1),
-            )
-            all_sums += sum(sums.values())
-        summed, dense = await asyncio.gather(
-            exchange.sum_rows(step, touched),
-            peers.sum_dense(batch, step, np.array([all_sums, len(examples)], np.int64)),
-        )
-        assert dense[1] == data.step_examples
-        self.dense = (self.dense * 3 + int(dense[0])) & reference.MASK
-        for table, rows in flight.rows.items():
-            bits = rows.view(np.uint32)
-            for some in summed[table]:
-                for row, total in zip(some.rows.tolist(), some.sums[:, 0].tolist(), strict=True):
-                    bits[row] = reference.updated((int(bits[row, 0]), int(bits[row, 1])), total)
+    async def dawdle(self) -> None:
+        if self.world.rng.random() < 0.3:
+            await sleep(self.world.delay())
 
     async def push(self, token: Token) -> BatchReport:
         flight, peers = self.flights[token.first_step], self.joined
@@ -257,18 +248,19 @@ class SimNode:
         del self.flights[token.first_step]
         if token.snapshot:
             await peers.prepared(token.snapshot, token.batch)
-        examples = sum(len(self._slice(step)) for step in range(token.first_step, token.stop_step))
+        examples = sum(len(self.slice(step)) for step in range(token.first_step, token.stop_step))
         times = (StageTime("push", 0.0, 1.0),)
         counts, levels = {"distinct_keys": 1.0}, {"row_capacity": float(CAPACITY)}
         return BatchReport(token, self.rank, examples, times, counts, {}, levels)
 
-    def _slice(self, step: int) -> range:
+    def slice(self, step: int) -> range:
         return self.world.data.slice(step, self.rank, self.nodes)
 
     # ------------------------------------------------------------- snapshots, and evaluation
 
     def _capture(self, name: str) -> None:
-        self._captured[name] = {"dense": np.array([self.dense], np.uint32)}
+        words = self.dense if self.world.apart is not None else self.dense[:1]
+        self._captured[name] = {"dense": np.array(words, np.uint32)}
 
     async def prepare(self, name: str, batch: int) -> dict[str, Any]:
         self._capture(name)
@@ -295,9 +287,10 @@ class SimNode:
         position = self.world.rng.choice(self.world.data.keys)
         for table in range(self.world.schedule.tables):
             keys = np.unique(np.array([*position[table], 12345], np.uint64))
-            rows = np.empty((len(keys), LAYOUT.width), np.float32)
+            rows = np.empty((len(keys), WIDTH), np.float32)
             await self.joined.lookup(batch, table, str(table), keys, self.partition.group(keys), rows)
-            self.world.check_rows(self.step, table, keys, rows, f"an evaluation after batch {batch}")
+            now = self.world.model_after(self.epoch.number, batch, self.step)
+            self.world.check_rows(now, table, keys, rows, f"an evaluation after batch {batch}")
             self.world.evaluated += 1
         return {"log_loss": 0.0}
 

@@ -15,8 +15,7 @@ import logging
 import random
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +29,17 @@ from daskps.errors import DaskpsError, LockedError, PeerError, StaleError, Train
 from daskps.flow.driver import drive
 from daskps.flow.progress import Outcome, Progress
 from daskps.ssd.placement import Placement
+from daskps.types import Field, RowLayout
 from tests.cluster import reference
 from tests.cluster.disk import CrashError, SimulatedDisk
 from tests.cluster.process import Process
-from tests.cluster.reference import Data, States
-from tests.cluster.simloop import SimLoop
+from tests.cluster.reference import Apart, Data, Model, Row, States
+from tests.cluster.schedule import Schedule
+from tests.cluster.simloop import SimLoop, sleep
 from tests.cluster.simulated_cluster import SimCluster
 from tests.cluster.simulated_directory import Entries, SimLog, pack, unpack
-from tests.cluster.simulated_node import LAYOUT
 from tests.cluster.simulated_store import RealShelf, SimulatedShelf
 from tests.cluster.simulated_worker import SimWorker
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What a seed decides at the start."""
-
-    tables: int
-    partitions: int
-    partition_by: str
-    depth: int
-    batch_steps: int
-    snapshot_every: int
-    cache_rows: int
-    mean_delay: float
-    faults: int
-    check_replicas: bool
-    passes: int
-    validate_every: int
-    validation_rows: int
 
 
 class World:
@@ -68,36 +49,27 @@ class World:
         self.trace = trace
         self.rng = rng = random.Random(seed)
         self.wait_seconds = 300.0
-        self.schedule = Schedule(
-            tables=rng.choice([1, 1, 2]),
-            partitions=rng.randint(5, 7),
-            partition_by=rng.choice(["mixed", "modulo"]),
-            depth=rng.randint(1, 4),
-            batch_steps=rng.randint(1, 3),
-            snapshot_every=rng.randint(1, 4),
-            cache_rows=rng.choice([16, 24, 64, 200]),
-            mean_delay=rng.choice([0.01, 0.2, 1.0]),
-            faults=rng.choice([0, 1, 1, 2, 3]),
-            check_replicas=rng.random() < 0.5,
-            passes=rng.choice([1, 1, 2]),
-            validate_every=rng.choice([0, 0, 1, 2]),
-            validation_rows=rng.choice([0, 1]),
-        )
+        self.schedule = Schedule.of(rng, random.Random(seed + 2))
         self.data = Data.make(
             *(rng, self.schedule.tables), steps=rng.randint(3, 8), step_examples=rng.randint(1, 6), universe=12
         )
-        self.states = States.of(self.data, self.schedule.tables)
+        tables, every = self.schedule.tables, self.schedule.sync_every
+        self.apart = Apart(self.data, tables, every) if every > 1 else None
+        self.together = States.of(self.data, tables) if every == 1 else None
+        value = Field("value", 1, "uint32" if self.apart is None else "float32")
+        self.layout = RowLayout((value, Field("count", 1, "uint32")))
         self.placement = Placement(self.schedule.partitions, self.schedule.partition_by)  # type: ignore[arg-type]
         self.root = "model" if folder is None else f"{folder}/model"
         self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()
-        self.shelf: Any = SimulatedShelf(LAYOUT) if folder is None else RealShelf(LAYOUT)
+        self.shelf: Any = SimulatedShelf(self.layout) if folder is None else RealShelf(self.layout)
         self.entries: Entries = {}
         self.by_name: dict[str, SimWorker] = {}
         self.processes: list[Process] = []
         self.tokens = self.tasks = 0
         self.running: set[asyncio.Task[Any]] = set()  # what the scheduler is at
-        self.stale = self.late = self.copied = self.most_nodes = self.restarts = 0  # what happened, for statistics
-        self.evaluated = self.stopped = 0
+        # What happened, for statistics.
+        self.stale = self.late = self.copied = self.in_place = self.most_nodes = self.restarts = 0
+        self.evaluated = self.stopped = self.merges = 0
         self.least = -1  # the newest snapshot whose publishing was told to anybody, as a position
         self.events: list[str] = []
         self.failure: BaseException | None = None
@@ -172,14 +144,29 @@ class World:
 
     def initial(self, table: int, keys: np.ndarray, out: np.ndarray) -> None:
         for place, key in enumerate(keys.tolist()):
-            out.view(np.uint32)[place] = reference.initial(self.data.seed, table, key)
+            out.view(np.uint32)[place] = reference.initial(self.data.seed, table, key, self.apart is not None)
 
     # --------------------------------------------------------------------- checks
 
-    def check_rows(self, step: int, table: int, keys: np.ndarray, rows: np.ndarray, where: str) -> None:
-        """Rows must be as the dictionary has them before `step`."""
+    def model_after(self, epoch: int, batch: int, step: int) -> Model:
+        """The dictionaries after a batch of an epoch, which has trained all steps before `step`."""
+        if self.together is not None:
+            return self.together.rows[step], (self.together.dense[step], 0)
+        assert self.apart is not None
+        return self.apart.after[epoch, batch]
+
+    def dense_of(self, arrays: Mapping[str, np.ndarray] | None) -> Row:
+        """The dense word and its count, of a snapshot or at the beginning."""
+        if arrays is None:
+            return (1, 0) if self.apart is None else (reference.as_float(1), 0)
+        word, count = (*arrays["dense"].tolist(), 0)[:2]
+        return word, count
+
+    def check_rows(self, model: Model, table: int, keys: np.ndarray, rows: np.ndarray, where: str) -> None:
+        """Rows must be as the dictionaries have them."""
+        known, seed, apart = model[0][table], self.data.seed, self.apart is not None
         for key, row in zip(keys.tolist(), rows.view(np.uint32).tolist(), strict=True):
-            expected = self.states.rows[step][table].get(key) or reference.initial(self.data.seed, table, key)
+            expected = known.get(key) or reference.initial(seed, table, key, apart)
             assert tuple(row) == expected, f"{where}: table {table} key {key} is {row}, must be {expected}"
 
     def published(self, snapshot: str) -> None:
@@ -205,13 +192,14 @@ class World:
         assert found is not None
         assert found.id == snapshot
         assert found.draft.position == self.data.steps * self.data.step_examples
-        assert int(directory.load(found)["dense"][0]) == self.states.dense[-1]
+        model = self.model_after(found.epoch, found.draft.batch, self.data.steps)
+        assert self.dense_of(directory.load(found)) == model[1]
         live = directory.state().live
-        for table, expected in enumerate(self.states.rows[-1]):
+        for table, expected in enumerate(model[0]):
             rows = self.shelf.read(stranger, f"{self.root}/tables/{table}", self.placement, found.id, live)
             keys = np.array([*expected], np.uint64)
             bits = np.array([np.frombuffer(rows[key], np.float32) for key in expected], np.float32).reshape(-1, 2)
-            self.check_rows(self.data.steps, table, keys, bits, "the final model")
+            self.check_rows(model, table, keys, bits, "the final model")
 
     def check_tidy(self, directory: ModelDirectory, process: Process) -> None:
         """Partitions have what the log says and nothing else, and so has the folder of snapshots."""
@@ -248,12 +236,12 @@ class World:
                 outcome = await task
             if outcome is not None and outcome.progress.position == self.data.steps * self.data.step_examples:
                 self.over = True
-                await asyncio.sleep(60 + 100 * self.schedule.mean_delay)  # until slow nodes have closed, too
+                await sleep(60 + 100 * self.schedule.mean_delay)  # until slow nodes have closed, too
                 self.check_end(outcome.snapshot)
                 return
             self.stopped += outcome is not None
             driver.kill()
-            await asyncio.sleep(self.delay())
+            await sleep(self.delay())
         raise AssertionError("no driver came to an end")
 
     async def drive(self, driver: Process, restarts: int = 3) -> Outcome:

@@ -15,7 +15,7 @@ from daskps.backend.pool import ComputePool
 from daskps.cluster.collective import mean_dense, sum_dense
 from daskps.cluster.exchange import Buffers, Exchange, Shared, Touched, tell
 from daskps.cluster.message import Message
-from daskps.cluster.session import Session
+from daskps.cluster.session import WAITS, Session
 from daskps.errors import CapacityError, NonFiniteError, PeerError, ProtocolError, StaleError
 from daskps.types import Field, RowLayout
 from tests.cluster.net import Joined, on_all
@@ -165,6 +165,18 @@ def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nod
     assert all(session.error is not None for session in joined.sessions[:2])
 
 
+@pytest.mark.parametrize("kind", WAITS)
+def test_every_wait_for_a_peer_ends_and_names_node_stage_and_batch(kind: str) -> None:
+    joined = Joined(2, wait_seconds=10)
+    (error,) = on_all(joined, lambda session: session.receive(kind, 4, 1, step=3, table="main"), ranks=[0])
+    assert isinstance(error, PeerError)
+    stage, what = WAITS[kind]
+    assert f"node 0, stage {stage}, batch 4: waited 10 s for node 1 to send {what} of table 'main', step 3" in str(
+        error
+    )
+    assert joined.sessions[0].error is error
+
+
 @pytest.mark.parametrize(
     ("spoil", "error"),
     [
@@ -186,6 +198,58 @@ def test_sums_that_make_no_sense_are_refused(spoil: Callable[..., Any], error: t
         exchange.add(mine, {1 - session.rank: spoil(*packed[1 - session.rank])})
 
     assert [type(result) for result in on_all(Joined(2), step)] == [error] * 2
+
+
+@pytest.mark.parametrize("numbers", [np.zeros(2, np.int32), np.zeros(3, np.int64), np.zeros(0, np.int32)], ids=repr)
+def test_numbers_of_other_rows_than_are_held_together_are_refused(numbers: np.ndarray) -> None:
+    async def step(session: Session) -> None:
+        exchange = Exchange(session, 4, {"main": sharing([[1, 2, 3]] * 2, session.rank)}, Buffers(), ComputePool(1))
+        session.send(1 - session.rank, "numbers", 4, table="main", arrays=(numbers,))
+        await exchange.begin()
+
+    for result in on_all(Joined(2), step):
+        assert isinstance(result, ProtocolError)
+        assert "batch 4" in str(result)
+
+
+def test_sums_of_other_tables_are_refused() -> None:
+    async def step(session: Session) -> None:
+        exchange = await begun(session, 0, {"main": sharing([[1]] * 2, session.rank)})
+        mine = {"main": Touched(np.zeros(1, np.int32), np.ones((1, 1), np.int64))}
+        exchange.add(mine, {1 - session.rank: (*exchange.pack(mine)[1 - session.rank],) * 2})
+
+    assert all("other tables" in str(result) for result in on_all(Joined(2), step))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrays"),
+    [
+        ("touched", ()),
+        ("touched", (np.zeros(1, np.uint8),)),  # nine rows need two bytes; NumPy would take the rest for untouched
+        ("touched", (np.zeros(2, np.int8),)),
+        ("rows", (np.zeros((1, 2), np.float32),)),  # NumPy would take it for every row
+        ("rows", (np.zeros((9, 2), np.float64),)),
+        ("rows", (np.zeros((9, 2), np.float32),) * 2),
+    ],
+    ids=repr,
+)
+def test_rows_to_merge_that_do_not_fit_are_refused(kind: str, arrays: tuple[np.ndarray, ...]) -> None:
+    held = [list(range(9))] * 2
+    layout = RowLayout((Field("embedding", 2),))
+
+    async def step(session: Session) -> None:
+        exchange = await begun(session, 4, {"main": sharing(held, session.rank)})
+        if session.rank == 1:
+            session.send(0, "touched", 4, arrays=arrays if kind == "touched" else (np.full(2, 255, np.uint8),))
+            session.send(0, "rows", 4, arrays=arrays)
+            return
+        await exchange.merge_rows(
+            0, {"main": np.ones(9, np.bool_)}, {"main": layout}, lambda _, rows: np.zeros((len(rows), 2), np.float32)
+        )
+
+    result = on_all(Joined(2), step)[0]
+    assert isinstance(result, ProtocolError)
+    assert "node 0, batch 4: to be merged with node 1 are {'main'" in str(result)
 
 
 @given(st.lists(st.integers(-(2**60), 2**60).flatmap(lambda n: st.integers(0, 60).map(lambda s: n >> s)), min_size=4))

@@ -94,3 +94,5 @@ def test_schedules_reach_everything_that_they_are_for() -> None:
     assert sum(world.copied for world in worlds) > 0
     assert sum(world.evaluated for world in worlds) > 0
     assert sum(world.stopped for world in worlds) > 0
+    assert sum(world.in_place for world in worlds) > 0
+    assert sum(world.merges for world in worlds) > 0

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from distributed.comm.core import connect
 from distributed.security import Security
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from daskps.cluster.frames import decode, encode
 from daskps.cluster.loop import LoopThread
 from daskps.cluster.message import Message
 from daskps.cluster.session import Member, Session
-from daskps.cluster.transport import Transport, _Pieces
+from daskps.cluster.transport import HELLO, Connection, Transport, _Pieces
 from daskps.errors import PeerError, ProtocolError
 
 dtypes = st.sampled_from([np.uint8, np.uint32, np.int32, np.int64, np.uint64, np.float32, np.float64])
@@ -221,6 +222,25 @@ def test_a_node_of_another_epoch_is_refused(nodes: Callable[..., Nodes]) -> None
     asyncio.run(late())
     assert [message.kind for message in told] == ["abort"]
     assert "StaleError: this is run 'run', epoch 1" in told[0].note
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7])
+def test_a_second_node_of_one_rank_or_one_of_no_rank_is_refused(nodes: Callable[..., Nodes], rank: int) -> None:
+    joined = nodes(2)
+
+    async def intrude() -> Message:
+        connection = Connection(await connect(joined.addresses[0], deserialize=False))
+        connection.write(Message(HELLO, "run", 1, rank, -1))
+        async with asyncio.timeout(20.0):  # one that was let in would wait for ever
+            answer = await connection.read()
+        await connection.close()
+        return answer
+
+    answer = asyncio.run(intrude())
+    assert answer.kind == "abort"
+    assert "StaleError: this is run 'run', epoch 1, node 0 of 2" in answer.note
+    results = joined.on_all(lambda session: sum_dense(session, 0, 0, np.ones(3, np.int64)))
+    assert all((result == 2).all() for result in results)
 
 
 def test_a_node_that_never_comes_is_named() -> None:
