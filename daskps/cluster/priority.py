@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 
-NICENESS = 15  # of the threads that work ahead: they get 3% of a core while a step wants it
+NICENESS = 5  # of the threads that work ahead
 
 
 def step_back() -> None:
