@@ -10,7 +10,7 @@ from daskps.flow.sizing import ROOM, WANTED_SECONDS, Sizer
 
 def sizer() -> Sizer:
     job: Any = SimpleNamespace(train=SimpleNamespace(minibatch_examples=4096, batch_examples=None))
-    opened: Any = SimpleNamespace(row_capacity=10_000, rows=4096 * 1000, position=0)
+    opened: Any = SimpleNamespace(row_capacity=10_000, read_steps=1_000, rows=4096 * 1000, position=0)
     return Sizer(job, opened)
 
 
@@ -19,7 +19,7 @@ def report(steps: int, seconds: float, misses: int = 0, keys: int = 100) -> Any:
         token=SimpleNamespace(first_step=7, stop_step=7 + steps),
         stages=(SimpleNamespace(seconds=seconds + 3, waited_seconds=3.0), SimpleNamespace(seconds=0, waited_seconds=0)),
         counts={"distinct_keys": keys, "misses": misses},
-        levels={"row_capacity": 10_000},
+        levels={"row_capacity": 10_000, "read_steps": 1_000},
     )
 
 
