@@ -14,10 +14,17 @@ LARGEST_BYTES = 32 << 20  # larger arrays have pages of their own: the most that
 KEPT_BYTES = 256 << 20  # free at the end of the heap before it goes back to the system
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory of arrays that died; False where the C library has no such setting."""
+def keep_freed_memory(budget_bytes: int | None = None) -> bool:
+    """Let this process keep the memory of arrays that died, as much of it as a node of so many bytes can spare.
+
+    False where the C library has no such setting.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
+    largest, kept = LARGEST_BYTES, KEPT_BYTES
+    if budget_bytes is not None:
+        largest = min(max(budget_bytes >> 7, 128 << 10), LARGEST_BYTES)
+        kept = min(max(budget_bytes >> 4, 1 << 20), KEPT_BYTES)
+    return bool(mallopt(_MMAP_THRESHOLD, largest) and mallopt(_TRIM_THRESHOLD, kept))

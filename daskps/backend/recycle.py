@@ -20,6 +20,7 @@ LEAST_BYTES = 1 << 18  # smaller arrays are malloc's business
 KEPT_BYTES = 64 << 20  # of free memory, even if little is lent
 PEAK_LOANS = 4096  # so many loans later a third of a peak counts, if it did not come again
 HUGE_PAGE_BYTES = 2 << 20
+FEW_HUGE_PAGES = 2 * HUGE_PAGE_BYTES  # below, whole huge pages could take many times what was asked for
 
 
 class _Loan:
@@ -34,14 +35,16 @@ class _Loan:
 
 
 class Recycler:
-    """Lends memory. It keeps what lately was lent at once, but never more free than `most_bytes` if given.
+    """Lends memory. It keeps what lately was lent at once, but never more free than `most_bytes` if given, and nothing
+    free that with what is lent would be more than `total_bytes`.
 
     What is lent goes up and down with every batch: if only as much was kept as is lent, up to 180 MB of a node's memory
     were given back and cleared again in each of them.
     """
 
-    def __init__(self, most_bytes: int | None = None) -> None:
+    def __init__(self, most_bytes: int | None = None, total_bytes: int | None = None) -> None:
         self.returned: deque[npt.NDArray[np.uint8]] = deque()
+        self.total_bytes = total_bytes  # a budget; None: there is none
         self._most_bytes = most_bytes
         self._free: list[npt.NDArray[np.uint8]] = []
         self._lent_bytes = 0
@@ -61,15 +64,17 @@ class Recycler:
         """Bytes of any content, from the start of a page."""
         with self._lock:
             self._take_back()
-            most = 2 * max(size_bytes, HUGE_PAGE_BYTES)
+            unit = HUGE_PAGE_BYTES if size_bytes > FEW_HUGE_PAGES else LEAST_BYTES
+            most = size_bytes + max(size_bytes // 2, unit)
             fitting = [memory for memory in self._free if size_bytes <= memory.nbytes <= most]
             memory = min(fitting, key=len, default=None)
-            if memory is None:
-                memory = anonymous((-(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,), np.uint8)
-            else:
+            if memory is not None:
                 self._free = [other for other in self._free if other is not memory]
-            self._lent_bytes += memory.nbytes
-            self._trim()
+            fresh = -(-size_bytes // unit) * unit if memory is None else memory.nbytes
+            self._lent_bytes += fresh
+            self._trim()  # before more is made
+        if memory is None:
+            memory = anonymous((fresh,), np.uint8)
         lent: npt.NDArray[Any] = np.asarray(_Loan(self, memory, size_bytes))
         return lent
 
@@ -99,6 +104,8 @@ class Recycler:
         self._peak_bytes = max(self._lent_bytes, self._peak_bytes - self._peak_bytes // PEAK_LOANS)
         lately = max(self._lent_bytes, KEPT_BYTES + self._peak_bytes - self._lent_bytes)
         most = lately if self._most_bytes is None else self._most_bytes
+        if self.total_bytes is not None:
+            most = min(most, max(0, self.total_bytes - self._lent_bytes))
         excess = sum(memory.nbytes for memory in self._free) - most
         while excess > 0:
             excess -= self._free.pop(0).nbytes

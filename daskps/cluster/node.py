@@ -106,14 +106,18 @@ class Flights:
 
     def begin(self, token: Token) -> Flight:
         """A flight for the steps of `token`, out of the read that holds them; a cut batch begins several."""
-        self._check(token)
-        read = next(read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step)
+        read = self.read_of(token)
         first = token.first_step - read.token.first_step
         starts = read.step_starts[first : first + token.stop_step - token.first_step + 1]
         batch = read.batch.slice(int(starts[0]), int(starts[-1]))
         self._flights[token.first_step] = flight = Flight(token, batch, starts - starts[0])
         flight.times.append(read.time)
         return flight
+
+    def read_of(self, token: Token) -> Read:
+        """What was read with the steps of `token` in it."""
+        self._check(token)
+        return next(read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step)
 
     def number(self, token: Token) -> Flight:
         """The flight has its number, so it will not be cut any more: what was read for it can go."""

@@ -60,6 +60,9 @@ class Format(Protocol):
     def blocks_ahead(self) -> int:
         """How many blocks may wait in memory: many of text, few where a block is a whole row group."""
 
+    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
+        """The most that `columns` of one block of the file take; 0 where nobody knows before it is there."""
+
     def list(self, urls: Sequence[str]) -> list[DataFile]:
         """The files in their global order."""
 

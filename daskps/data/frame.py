@@ -49,6 +49,10 @@ class Frame:
         rows = _compute([delayed(len)(partition) for partition in self.partitions])
         return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64))
 
+    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
+        """Unknown until a partition is computed."""
+        return 0
+
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> FrameBlocks:
         """The partitions, to be fetched by number."""
         return FrameBlocks(self, blocks)

@@ -22,6 +22,8 @@ from daskps.data.index import FileBlocks
 from daskps.data.schema import Schema
 from daskps.errors import DataError
 
+DECODING = 1.5  # times what a column of a row group takes, while it is decoded and laid open
+
 
 @dataclass(frozen=True, slots=True)
 class Parquet:
@@ -42,6 +44,11 @@ class Parquet:
         """The rows of every row group, from the footer."""
         rows = _footer(file)[1]
         return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64))
+
+    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
+        """The largest row group as the footer describes it, decoded."""
+        sizes = _footer(blocks.file)[2]
+        return sum(sizes.get(name, 0) for name in columns)
 
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> ParquetBlocks:
         """Open an indexed file."""
@@ -65,12 +72,19 @@ def _open(file: DataFile, dictionaries: list[str] | None = None) -> pq.ParquetFi
 
 
 @functools.lru_cache(maxsize=4096)
-def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...]]:
-    """Types of the columns, rows of the row groups; kept, because schema and index both ask."""
+def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...], dict[str, int]]:
+    """Types of the columns, rows of the row groups, most bytes of each column; kept: schema, index and reader ask."""
     with _open(file) as opened:
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-        return types_of(opened.schema_arrow), rows
+        sizes: dict[str, int] = {}
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                name, _, inner = column.path_in_schema.partition(".")
+                values = max(8 * column.num_values, column.total_uncompressed_size)
+                size = int(DECODING * values) + (12 * group.num_rows if inner else 0)  # lists: where each row's begin
+                sizes[name] = max(sizes.get(name, 0), size)
+        return types_of(opened.schema_arrow), rows, sizes
 
 
 class ParquetBlocks:
@@ -78,7 +92,7 @@ class ParquetBlocks:
 
     def __init__(self, blocks: FileBlocks, columns: Sequence[str], threads: bool) -> None:
         self._blocks, self._columns, self._threads = blocks, list(columns), threads
-        types, rows = _footer(blocks.file)
+        types, rows, _ = _footer(blocks.file)
         if np.any(np.diff(blocks.first_rows) != np.array(rows)):
             raise DataError(f"{blocks.file.url} changed since it was indexed; build the index again")
         self._file = _open(blocks.file, needed(self._columns, types))

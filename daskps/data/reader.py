@@ -29,6 +29,7 @@ from daskps.types import Batch, Int64s
 
 RECYCLED_BYTES = 1 << 30  # kept at most while no batch uses them
 TASKS_PER_CORE = 4  # parsed between two looks at the fetched blocks
+ANY_BYTES = 1 << 62
 
 Range = tuple[int, int]
 
@@ -56,6 +57,7 @@ class Reader:
         order: Order,
         steps: Steps | None,
         policy: BadRowPolicy,
+        blocks_bytes: int = ANY_BYTES,
     ) -> None:
         self.index, self.order, self.steps = index, order, steps
         self.rows = index.rows * order.epochs
@@ -64,9 +66,23 @@ class Reader:
         self._files: dict[int, BlockFile] = {}
         self._opening = threading.Lock()
         threads = format.fetch_threads([blocks.file for blocks in index.files])
-        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, format.blocks_ahead, threads)
+        self._block_bytes = max((format.most_block_bytes(blocks, columns) for blocks in index.files), default=0)
+        most = max(2, blocks_bytes // max(1, self._block_bytes))  # blocks in memory: those parsed now, those ahead
+        self._blocks_ahead = min(format.blocks_ahead, max(1, most // 3))
+        self._parsed_blocks = min(pool.cores * TASKS_PER_CORE, most - self._blocks_ahead)
+        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, self._blocks_ahead, threads)
         self._window: _Window | None = None
         self._recycler = Recycler(RECYCLED_BYTES)
+
+    @property
+    def held_bytes(self) -> int:
+        """The most that blocks take at once."""
+        there = sum(len(blocks.first_rows) - 1 for blocks in self.index.files)
+        return min(there, self._parsed_blocks + self._blocks_ahead) * self._block_bytes
+
+    def bound(self, batches_bytes: int) -> None:
+        """Keep no memory for later batches that with those in use would be more than `batches_bytes`."""
+        self._recycler.total_bytes = batches_bytes
 
     def read(self, start: int, stop: int) -> Batch:
         """Global rows [start, stop)."""
@@ -106,7 +122,7 @@ class Reader:
             return self._read_shuffled(ranges, first_row)
         parts = [part for piece in ranges for part in self._parts(*piece)]
         later = (part for start, stop in following for part in self._parts(start, min(stop, self.rows)))
-        return self._read_parts(parts, list(itertools.islice(later, self._format.blocks_ahead)), first_row)
+        return self._read_parts(parts, list(itertools.islice(later, self._blocks_ahead)), first_row)
 
     def _parts(self, start: int, stop: int) -> Iterator[Part]:
         """Parts of blocks for global rows, epoch by epoch."""
@@ -138,7 +154,7 @@ class Reader:
             start = number * self.order.shuffle_rows
             stop = min(start + self.order.shuffle_rows, self.index.rows)
             after = self.index.parts(stop, min(stop + self.order.shuffle_rows, self.index.rows))
-            batch = self._read_parts(self.index.parts(start, stop), after[: self._format.blocks_ahead], start)
+            batch = self._read_parts(self.index.parts(start, stop), after[: self._blocks_ahead], start)
             self._window = _Window(epoch, number, batch, self.order.permutation(epoch, number, stop - start))
         return self._window
 
@@ -150,7 +166,7 @@ class Reader:
         groups = zip(_by_block(parts), payloads, strict=True)
         fetched = ((part, payload) for (_, group), payload in groups for part in group)
         at = 0
-        while group := list(itertools.islice(fetched, self._pool.cores * TASKS_PER_CORE)):
+        while group := list(itertools.islice(fetched, self._parsed_blocks)):
             tasks: list[tuple[Part, Any, Piece | None]] = []
             for part, payload in group:
                 for piece_part in _split(part, self._parser.task_rows):

@@ -20,7 +20,7 @@ from daskps.data.files import DataFile
 from daskps.data.format import Format
 from daskps.data.index import FileBlocks, RowIndex
 from daskps.data.order import Order, Steps
-from daskps.data.reader import Reader
+from daskps.data.reader import ANY_BYTES, Reader
 from daskps.data.schema import Schema
 
 IN_ORDER = Order()
@@ -54,11 +54,20 @@ class Source:
     def _blocks(self, file: DataFile, known: dict[DataFile, FileBlocks]) -> FileBlocks:
         return known.get(file) or self.format.index(file)
 
-    def open(self, index: RowIndex, pool: ComputePool, order: Order = IN_ORDER, steps: Steps | None = None) -> Reader:
-        """A reader of the global order; `steps` is needed for `read_steps` only."""
+    def open(
+        self,
+        index: RowIndex,
+        pool: ComputePool,
+        order: Order = IN_ORDER,
+        steps: Steps | None = None,
+        blocks_bytes: int = ANY_BYTES,
+    ) -> Reader:
+        """A reader of the global order; `steps` is needed for `read_steps` only. Fetched blocks take at most
+        `blocks_bytes`, but two of them are always there."""
         files = sorted(index.files, key=lambda blocks: blocks.rows == 0)[:1]  # `index` has checked them all
         parser = self.format.parser(self.schema, self.hash_seed, [blocks.file for blocks in files])
-        return Reader(index, self.format, parser, self.schema.columns, pool, order, steps, self.bad_rows)
+        columns = self.schema.columns
+        return Reader(index, self.format, parser, columns, pool, order, steps, self.bad_rows, blocks_bytes)
 
 
 def _cached(cache_url: str) -> dict[DataFile, FileBlocks]:

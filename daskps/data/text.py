@@ -146,6 +146,11 @@ class CompressedText:
             self._stream = None
 
 
+def longest_block(blocks: FileBlocks) -> int:
+    """Bytes of the longest block, padded."""
+    return int(np.diff(blocks.starts).max(initial=0)) + 64
+
+
 def text_fetch_threads(files: Sequence[DataFile]) -> int:
     """A decoder goes through its file in order; ranges of plain files may be asked for side by side."""
     return 1 if any(file.compression for file in files) else 4

@@ -56,6 +56,10 @@ class Tokens:
         """Count the lines of `file`."""
         return text.index_text(file, block_bytes=self.block_bytes)
 
+    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
+        """The longest run of lines."""
+        return text.longest_block(blocks)
+
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
         """Open an indexed file."""
         return text.open_text(blocks)

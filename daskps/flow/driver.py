@@ -72,6 +72,7 @@ class _Flight:
 
     token: Token
     futures: list[Task]
+    shares: int = 1  # of the memory for batches in flight; known when it has its number
     answers: list[Any] = field(default_factory=list)
 
     @property
@@ -109,7 +110,9 @@ class Driver:
         self._last: dict[tuple[str, int], Task] = {}  # of each stage and node: keeps the order within a stage
         self._pushes: list[list[Task]] = []  # of the last batches: a pull needs the buffers of an earlier one
         self._flights: dict[int, _Flight] = {}  # by first step
-        self._cut: list[Token] = []  # read, but to be looked at again: what a batch was cut into, and what came after
+        # To begin with next: what a batch was cut into, and what came after it; and whether that is still to be read.
+        self._pieces: list[tuple[Token, bool]] = []
+        self._waits = False  # a batch, for memory
         self._watched: dict[Any, tuple[int, Task]] = {}  # by key: first step of its batch, and the task
 
     async def run(self) -> Outcome:
@@ -170,20 +173,32 @@ class Driver:
         stop_step = self._pass_end(self._step)
         units, stopped = self._units(), False
         while True:
-            while len(self._flights) < self._job.train.depth and (self._cut or (self._step < stop_step and units)):
-                if self._cut:
-                    self._start(self._cut.pop(0), read=False)
+            while (self._pieces or (self._step < stop_step and units)) and self._has_room():
+                if self._pieces:
+                    self._start(*self._pieces.pop(0))
                     continue
                 if self._should_stop():
                     units, stopped = 0, True
                     break
                 stop = min(self._batch_end(), stop_step)
-                self._start(Token(self._run, self._opened.epoch, -1, self._step, stop), read=True)
+                unit = Token(self._run, self._opened.epoch, -1, self._step, stop)
+                self._pieces = [(piece, True) for piece in _pieces(unit, self._sizer.read_steps)]
                 self._step, units = stop, units - 1
             if not self._flights:
                 return not stopped
             self._tasks.doing = self._oldest()
             await self._take(await self._tasks.first(task for _, task in self._watched.values()))
+
+    def _has_room(self) -> bool:
+        """Whether one more batch may be read: fewer than `depth` are in flight, and they take no more memory than so
+        many were meant to. A batch whose examples came out larger counts as several; then others wait for its push."""
+        if len(self._flights) >= self._job.train.depth:
+            return False
+        there = not self._flights or sum(flight.shares for flight in self._flights.values()) < self._job.train.depth
+        if not there and not self._waits:
+            self.progress.counts["read_waits"] = self.progress.counts.get("read_waits", 0) + 1
+        self._waits = not there
+        return there
 
     def _oldest(self) -> str:
         """The batch that has been in flight for longest, for errors."""
@@ -206,13 +221,14 @@ class Driver:
                 return
             self._number(unnumbered[0])
 
-    def _start(self, token: Token, *, read: bool) -> None:
+    def _start(self, token: Token, read: bool) -> None:
         before = self._stage("read", token) if read else []
         self._watch(token, self._stage("dedup", token, before))
 
     def _number(self, flight: _Flight) -> None:
         """All nodes know the batch's distinct keys: cut it where the tightest node must, or send for its rows."""
         token = flight.token
+        shares = max(fit.shares for fit in flight.answers)
         fitting = fitting_steps(token.stop_step - token.first_step, flight.answers)
         if fitting < token.stop_step - token.first_step:
             self._cut_into(fitting)
@@ -227,7 +243,7 @@ class Driver:
         for stage in ("pull", "load", "train", "push"):
             futures = self._stage(stage, token, futures)
         self._pushes = [*self._pushes[-depth:], futures]
-        self._watch(token, futures)
+        self._watch(token, futures, shares)
 
     def _cut_into(self, steps: int) -> None:
         """Make batches of at most `steps` steps of the first one without a number, which does not fit.
@@ -239,12 +255,8 @@ class Driver:
         for one in waiting:
             del self._flights[one.first_step]
         self._watched = {key: entry for key, entry in self._watched.items() if entry[0] in self._flights}
-        cut = [
-            replace(one, first_step=first, stop_step=min(first + steps, one.stop_step))
-            for one in waiting
-            for first in range(one.first_step, one.stop_step, steps)
-        ]
-        self._cut = [*cut, *self._cut]
+        cut = [(piece, False) for one in waiting for piece in _pieces(one, steps)]
+        self._pieces = [*cut, *self._pieces]
         self._sizer.cut(steps)
 
     async def _finish(self, flight: _Flight) -> None:
@@ -356,8 +368,14 @@ class Driver:
             futures.append(future)
         return futures
 
-    def _watch(self, token: Token, futures: list[Task]) -> None:
-        self._flights[token.first_step] = _Flight(token, futures)
+    def _watch(self, token: Token, futures: list[Task], shares: int = 1) -> None:
+        self._flights[token.first_step] = _Flight(token, futures, shares)
         for future in futures:
             self._watched[future.key] = (token.first_step, future)
             self._tasks.cluster.watch(future)
+
+
+def _pieces(token: Token, steps: int) -> list[Token]:
+    """The same steps, at most so many at a time."""
+    firsts = range(token.first_step, token.stop_step, steps)
+    return [replace(token, first_step=first, stop_step=min(first + steps, token.stop_step)) for first in firsts]

@@ -19,6 +19,7 @@ class Fit:
     device_steps: int  # from the batch's first, whose rows fit the devices of this node
     asked: tuple[tuple[int, ...], ...]  # by table: distinct keys that it will ask of each rank
     capacity: tuple[int, ...]  # by table: rows of one batch that this node can serve to all
+    shares: int = 1  # of the memory for batches in flight that it takes here, one for each that may be
 
 
 def fitting_steps(steps: int, fits: Sequence[Fit]) -> int:

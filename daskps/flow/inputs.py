@@ -23,9 +23,14 @@ from daskps.data.reader import Reader
 from daskps.data.schema import Dense, Schema, Slot, SlotKind, criteo_schema
 from daskps.data.source import Source
 from daskps.data.synthetic import Synthetic
+from daskps.data.text import BLOCK_BYTES
 from daskps.data.tokens import Tokens
 from daskps.errors import ConfigError
 from daskps.types import Batch, Int64s
+
+BLOCKS = 8  # of the memory, one part for blocks of files
+LEAST_BLOCKS = 8  # of text, as large as it takes to have so many
+LEAST_BLOCK_BYTES = 1 << 16
 
 
 class StepReader(Protocol):
@@ -88,7 +93,7 @@ def open_training(job: Job, pool: ComputePool, rank: int, nodes: int, frame: Any
         return _hashed(job, generated, pool)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
     source = _frame_source(job, frame) if data.format == "frame" else _source(job, data.paths)
-    return _hashed(job, source.open(source.index(pool.cores), pool, order, steps), pool)
+    return _hashed(job, source.open(source.index(pool.cores), pool, order, steps, _blocks_bytes(job)), pool)
 
 
 def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepReader | None:
@@ -104,7 +109,7 @@ def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepR
     if not data.validation_paths:
         return None
     source = _source(job, data.validation_paths)
-    return _hashed(job, source.open(source.index(pool.cores), pool, Order(), steps), pool)
+    return _hashed(job, source.open(source.index(pool.cores), pool, Order(), steps, _blocks_bytes(job) // 4), pool)
 
 
 class HashedReader:
@@ -129,11 +134,21 @@ class HashedReader:
         self._reader.close()
 
 
+def of_files(reader: StepReader | None) -> Reader | None:
+    """The reader of files behind this one, if there is one."""
+    behind = reader.behind if isinstance(reader, HashedReader) else reader
+    return behind if isinstance(behind, Reader) else None
+
+
 def skipped_rows(reader: StepReader | None) -> dict[str, tuple[int, str]]:
     """Bad rows that lenient reading has skipped so far, by reason, each with its first place."""
-    if isinstance(reader, HashedReader):
-        reader = reader.behind
-    return reader.bad_rows.skipped() if isinstance(reader, Reader) else {}
+    files = of_files(reader)
+    return files.bad_rows.skipped() if files is not None else {}
+
+
+def _blocks_bytes(job: Job) -> int:
+    """The part of the memory that blocks of files may take, if two of them do not take more."""
+    return job.budget.memory_bytes // BLOCKS
 
 
 def _hashed(job: Job, reader: StepReader, pool: ComputePool) -> StepReader:
@@ -181,7 +196,8 @@ def open_data(job: Job, paths: Sequence[str], pool: ComputePool, format: str | N
 def _source(job: Job, paths: tuple[str, ...], format: str | None = None) -> Source:
     data = job.data
     policy = BadRowPolicy(data.bad_lines, data.bad_share)
-    return Source(paths, _format(format or data.format), job_schema(job), data.hash_seed, policy)
+    block_bytes = min(max(_blocks_bytes(job) // LEAST_BLOCKS, LEAST_BLOCK_BYTES), BLOCK_BYTES)
+    return Source(paths, _format(format or data.format, block_bytes), job_schema(job), data.hash_seed, policy)
 
 
 def job_schema(job: Job) -> Schema:
@@ -210,11 +226,11 @@ def _frame_source(job: Job, frame: Any) -> Source:
     return frame_source(frame, job_schema(job), job.data.hash_seed, policy)
 
 
-def _format(name: str) -> Format:
+def _format(name: str, block_bytes: int = BLOCK_BYTES) -> Format:
     if name == "criteo":
-        return delimited.criteo()
+        return delimited.criteo(block_bytes)
     if name == "csv":
-        return delimited.Delimited(",")
+        return delimited.Delimited(",", block_bytes=block_bytes)
     if name == "parquet":
         return Parquet()
     styles: dict[str, Literal["libsvm", "libffm", "slots"]] = {
@@ -222,4 +238,4 @@ def _format(name: str) -> Format:
         "libffm": "libffm",
         "multislot": "slots",
     }
-    return Tokens(styles[name])
+    return Tokens(styles[name], block_bytes=block_bytes)

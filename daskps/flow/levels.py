@@ -36,6 +36,7 @@ def levels(node: OpenNode, flight: Flight) -> dict[str, float]:
     disk = [table.store.stats() for table in node.tables]
     return {
         "row_capacity": node.room.rows(node.tables),
+        "read_steps": node.reading.steps(),
         "hbm_rows": sum(hbm_rows),
         "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),
         "memory_rows": sum(mem_rows),

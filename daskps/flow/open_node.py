@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from daskps.backend.device import MEMORY, CpuDevice, Device, devices
+from daskps.backend.memory import keep_freed_memory
 from daskps.backend.pool import ComputePool
 from daskps.backend.workspace import Workspace
 from daskps.cluster.commit import Draft, Epoch, ModelDirectory, Snapshot, follow
@@ -33,6 +34,7 @@ from daskps.flow.begin import Begun, placement_of
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
 from daskps.flow.progress import Validation, validations_of
+from daskps.flow.reading import Reading
 from daskps.flow.room import Room, check_memory
 from daskps.flow.trainer import Trainer
 from daskps.hbm.table import HbmTable, TableSpec
@@ -57,6 +59,7 @@ class Opened:
     steps: Steps
     validation_rows: int
     row_capacity: int  # distinct keys of one batch that fit this node
+    read_steps: int  # that one read may have
     metrics: dict[str, float]
     validations: tuple[Validation, ...] = ()  # that came before the snapshot
 
@@ -101,10 +104,16 @@ class OpenNode:
         self.host = CpuDevice(0, self.pool)  # makes initial rows, which belong to MEM-PS
         self.features = inputs.features(job)
         self.specs = table_specs(job, self.features)
-        self.room = Room(job, self.specs, self.partition)
         self.training = inputs.open_training(job, self.pool, self.rank, self.nodes, frame)
         self.validation = inputs.open_validation(job, self.pool, self.rank, self.nodes)
         self.networks = self._networks()
+        on_cpu = self.devices[0].kind == "cpu"
+        self.reading = Reading(job, self.features, self.steps, self.training, self.validation, on_cpu=on_cpu)
+        self.reading.check()
+        used = (self.reading.memory_bytes, self.reading.hbm_bytes + self.networks[0].size_bytes(self.pool.cores))
+        self.room = Room(job, self.specs, self.partition, *used)
+        self.room.check(self.reading.step_examples, self.reading.least_keys)
+        keep_freed_memory(job.budget.memory_bytes + job.budget.hbm_bytes)
         self.metrics = Metrics()  # rank 0: of all nodes; others: of what rank 0 has not counted yet
         self.snapshot = self.directory.snapshot(begun.snapshot) if begun.snapshot is not None else None
         if self.snapshot is not None:
@@ -129,6 +138,9 @@ class OpenNode:
             job.train.sync_every,
         )
         self.dedup_scratch = Workspace(self.devices[0])
+        if on_cpu:
+            shared = self.nodes > 1  # then MEM-PS has its tables of who holds what there, too
+            MEMORY.total_bytes = job.budget.hbm_bytes + shared * job.budget.memory_bytes // 4
         self.previous: list[HbmTable] = []
         self._captured: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}  # dense state of snapshots on their way
         self.counted = -1  # the last batch whose statistics were reported
@@ -237,6 +249,7 @@ class OpenNode:
             steps=Steps(self.job.train.minibatch_examples),
             validation_rows=self.validation.rows if self.validation is not None else 0,
             row_capacity=self.room.rows(self.tables),
+            read_steps=self.reading.steps(),
             metrics=self.metrics_summary(),
             validations=validations_of(draft.progress) if draft else (),
         )
@@ -374,4 +387,5 @@ class OpenNode:
                 reader.close()
         self.pool.close()
         self.flights = Flights(self.flights.run, self.flights.epoch)
+        MEMORY.total_bytes = None
         MEMORY.forget()  # in a notebook the process lives on

@@ -22,7 +22,10 @@ from daskps.ssd.format import KEY_BYTES, default_file_rows
 BUFFERS = 10  # of the memory, one part for files that are filled or written
 FILES_IN_MEMORY = 3  # of a partition: one is filled, two are written
 INDEX_BYTES = 12  # a key takes in the disk tier's index
-SORT_BYTES = 24  # an occurrence takes while a step's occurrences are grouped by row
+SORT_BYTES = 48  # an occurrence takes while those of a step, and of the next, are grouped by row
+DEDUP_BYTES = 16  # an occurrence takes while distinct keys are found; one batch at a time
+STEP_BYTES = 64  # an example takes beside its activations: loss, weight, probability, what metrics make of them
+LENT = 1.25  # times what is asked for: memory comes in whole pages, and is used again for arrays that are smaller
 
 
 def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: int | None = None) -> None:
@@ -49,14 +52,28 @@ def _row_bytes(spec: TableSpec) -> int:
 class Room:
     """The budgets of one node."""
 
-    def __init__(self, job: Job, specs: Sequence[TableSpec], partition: KeyPartition) -> None:
+    def __init__(
+        self,
+        job: Job,
+        specs: Sequence[TableSpec],
+        partition: KeyPartition,
+        memory_used: int,  # by others than rows
+        hbm_used: int,
+    ) -> None:
         self._job, self._specs, self._partition = job, specs, partition
         self._nodes = partition.nodes
+        self._memory_used, self._hbm_used = memory_used, hbm_used
 
     def memory_bytes(self, spec: TableSpec) -> int:
-        """A table's share of the memory: by the bytes that an example has in it."""
+        """A table's share of the memory that is left to rows: by the bytes that an example has in it."""
         weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self._specs}
-        return self._job.budget.memory_bytes * weights[spec.name] // sum(weights.values())
+        memory_bytes = self._job.budget.memory_bytes - self._memory_used
+        return memory_bytes * weights[spec.name] // sum(weights.values())
+
+    @property
+    def _device_bytes(self) -> float:
+        """What batches and steps may ask for on the devices."""
+        return self._job.budget.hbm_bytes / LENT - self._hbm_used
 
     def file_rows(self, spec: TableSpec) -> int:
         """Rows of a parameter file: a partition fills one in memory and writes two, in its part of the budget."""
@@ -68,22 +85,40 @@ class Room:
         """Distinct keys of one batch that fit devices and cache."""
         return int(min(self._hbm_rows, *map(self._served_rows, tables)))
 
+    def check(self, examples: int, keys: int) -> None:
+        """CapacityError if a step of so many examples with at least so many keys each cannot fit, whatever its rows."""
+        depth, hbm_bytes = self._job.train.depth, self._job.budget.hbm_bytes
+        bags = sum(len(spec.slots) for spec in self._specs)
+        pooled = sum(len(spec.slots) * spec.dim for spec in self._specs)
+        batch = examples * (4 * keys + 8 * bags)
+        step = examples * (4 * sum(self._job.model.hidden) + STEP_BYTES + SORT_BYTES * keys + 4 * pooled)
+        needed = int(LENT * (self._hbm_used + (depth + 1) * batch + DEDUP_BYTES * examples * keys + step))
+        if needed > hbm_bytes:
+            raise CapacityError(
+                f"one step needs at least {needed:,} bytes on this node's devices, without a single row: {step:,} to "
+                f"compute with, {batch:,} of each of {depth + 1} batches ({examples:,} examples with at least {keys} "
+                f"keys), {self._hbm_used:,} for the network and for batches as they are read; budget.hbm_bytes is "
+                f"{hbm_bytes:,}: raise it, lower train.depth, or use smaller steps"
+            )
+
     @property
     def _hbm_rows(self) -> int:
         per_row = max(map(_row_bytes, self._specs))
-        return self._job.budget.hbm_bytes // (self._job.train.depth + 1) // per_row
+        return max(0, int(self._device_bytes / (self._job.train.depth + 1) / per_row))
 
     def _fitting(self, flight: Flight) -> float:
         """What part of the batch fits the devices, beside those in flight and what one step needs; over 1 if all."""
         steps = len(flight.step_starts) - 1
-        batch, step = 0, 4 * flight.examples * sum(self._job.model.hidden)
+        batch, dedup = 0, 0
+        step = flight.examples * (4 * sum(self._job.model.hidden) + STEP_BYTES)
         for spec, working_set in zip(self._specs, flight.sets, strict=True):
             rows, occurrences = len(working_set.keys), len(working_set.row_of)
             batch += rows * (_row_bytes(spec) + 4 * (self._nodes - 1))  # and its numbers at the peers
-            batch += (4 + KEY_BYTES) * occurrences + working_set.offsets.nbytes
+            batch += 4 * occurrences + working_set.offsets.nbytes
+            dedup = max(dedup, DEDUP_BYTES * occurrences)
             step += occurrences * SORT_BYTES + 4 * flight.examples * len(spec.slots) * spec.dim
             step += 8 * rows * spec.dim if self._nodes > 1 else 0  # sums to exchange
-        return (self._job.budget.hbm_bytes - step / steps) / (self._job.train.depth + 1) / max(batch, 1)
+        return (self._device_bytes - step / steps) / max((self._job.train.depth + 1) * batch + dedup, 1)
 
     def _served_rows(self, table: NodeTable) -> int:
         """Rows of one batch that fit the cache, also after the disk tier has grown.
@@ -98,7 +133,7 @@ class Room:
         left = mem.cache_rows - max(0, growth) / row_bytes
         return max(1, min(int(left / (1 + INDEX_BYTES * self._job.train.depth / row_bytes)), mem.batch_rows))
 
-    def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable]) -> Fit:
+    def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable], shares: int = 1) -> Fit:
         """Whether the batch fits the devices here, and what it asks of whom; CapacityError if one step is too much."""
         steps, here = len(flight.step_starts) - 1, max(len(working_set.keys) for working_set in flight.sets)
         asked: tuple[tuple[int, ...], ...]
@@ -116,4 +151,4 @@ class Room:
                 f"budget.memory_bytes ({budget.memory_bytes:,}), lower train.depth ({depth}), or use smaller steps"
             )
         on_devices = steps if fitting >= 1 else max(1, int(steps * fitting * SLACK))
-        return Fit(rank, on_devices, asked, tuple(map(self._served_rows, tables)))
+        return Fit(rank, on_devices, asked, tuple(map(self._served_rows, tables)), shares)

@@ -33,21 +33,29 @@ class Sizer:
     def __init__(self, job: Job, opened: Opened) -> None:
         self._minibatch = job.train.minibatch_examples
         self._fixed = job.train.batch_examples
+        self.read_steps = opened.read_steps  # that one read may have
         self._most = max(1, (opened.rows - opened.position) // self._minibatch // LEAST_BATCHES)
-        self._steps = min(max(1, FIRST_EXAMPLES // self._minibatch), self._most)
+        self._first = min(max(1, FIRST_EXAMPLES // self._minibatch), self._most)
+        self._steps = min(self._first, self.read_steps)
 
     def steps(self) -> int:
-        """Steps of the next batch."""
+        """Steps of the next batch; if their number was set, they may have to be read in pieces of `read_steps`."""
         if self._fixed is not None:
             return max(1, self._fixed // self._minibatch)
         return self._steps
 
     def cut(self, fitting: int) -> None:
         """A batch did not fit: only `fitting` steps of it did."""
-        self._steps = self._most = max(1, fitting)
+        self._steps = self._most = self._first = max(1, fitting)
 
     def learn(self, reports: Sequence[BatchReport]) -> None:
         """Take in a finished batch; one of an earlier size says nothing of the size that is tried now."""
+        held = self._steps == self.read_steps  # until somebody knew how large examples are
+        self.read_steps = int(min(report.levels["read_steps"] for report in reports))
+        if held and self._steps < min(self._first, self.read_steps):
+            self._steps = min(self._first, self.read_steps)
+            return
+        self._steps = min(self._steps, self.read_steps)
         token, now = reports[0].token, self._steps
         if token.stop_step - token.first_step != now:
             return
@@ -60,4 +68,4 @@ class Sizer:
             wanted = fitting if fitting > STEADY * now else now
         elif now / 2 < wanted < 2 * now:
             wanted = now
-        self._steps = int(max(1, min(max(wanted, now / 2), fitting, 2 * now, self._most)))
+        self._steps = int(max(1, min(max(wanted, now / 2), fitting, 2 * now, self._most, self.read_steps)))

@@ -133,7 +133,8 @@ def dedup(node: OpenNode, token: Token) -> tuple[Fit, float]:
         if node.nodes > 1:
             working_set, flight.owners[spec.name] = by_owner(working_set, node.partition)
         flight.sets.append(working_set)
-    return node.room.fit(node.rank, flight, node.tables), 0.0
+    shares = node.reading.shares(node.flights.read_of(token).batch)
+    return node.room.fit(node.rank, flight, node.tables, shares), 0.0
 
 
 def pull(node: OpenNode, token: Token) -> tuple[None, float]:

@@ -53,6 +53,8 @@ class Trainer:
                 self._step(flight, step, exchange, apart)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{flight.token}, mini-batch {flight.token.first_step + step}: {error}") from None
+        for table in flight.tables:
+            table.forget_scratch()
 
     def _step(self, flight: Flight, step: int, exchange: BatchExchange | None, apart: Apart | None) -> None:
         batch, start, stop = flight.batch, int(flight.step_starts[step]), int(flight.step_starts[step + 1])

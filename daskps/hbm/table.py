@@ -135,6 +135,10 @@ class HbmTable:
         self._shards = join_shards(pieces)
         self._searchable = True
 
+    def forget_scratch(self) -> None:
+        """No step comes any more: what they were computed in is for other tables."""
+        self._scratch = [Workspace(device) for device in self.devices]
+
     # -- one step --------------------------------------------------------------------------------------------------
 
     def part(self, row_of: Int32s, offsets: Int64s, weights: Floats | None, example_starts: Sequence[int]) -> StepPart:

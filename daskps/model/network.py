@@ -26,7 +26,7 @@ from daskps.model.diagnosis import explain
 from daskps.model.engine import Engine
 from daskps.model.initial import initial_parameters
 from daskps.model.optimizer import EXAMPLE_ONE, DenseOptimizer, update
-from daskps.model.workspace import Workspace
+from daskps.model.workspace import Workspace, workspace_bytes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -252,6 +252,11 @@ class Network:
         for flat, values in zip((self.flat, *self.state.values()), packed, strict=True):
             flat[...] = self.engine.xp.asarray(values)
         self.steps = steps
+
+    def size_bytes(self, cores: int) -> int:
+        """What it takes, for budgets: parameters, optimizer state, a snapshot's copies, sums, and the arrays of so many
+        threads."""
+        return 40 * self.architecture.size + cores * workspace_bytes(self.architecture)
 
     def _run(self, n: int, block: Callable[[Workspace, int, int], bool]) -> list[Workspace]:
         """Run `block` over all blocks of n examples, on every core; the workspaces that took part."""

@@ -112,7 +112,7 @@ def _run(files: Files, shape: Shape, shelf: Shelf, requests: npt.NDArray[np.uint
     size = int(ranges[task.first : task.last, 1].max())
     buffer = getattr(_scratch, "buffer", None)
     if buffer is None or len(buffer) < size:
-        buffer = _scratch.buffer = np.empty(max(size, 2 * RANGE_BYTES), np.uint8)
+        buffer = _scratch.buffer = np.empty(min(2 * size, max(size, 2 * RANGE_BYTES)), np.uint8)
     fd = files.descriptor(name)
     if fd is None:
         for number in range(task.first, task.last):

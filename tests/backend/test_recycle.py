@@ -65,6 +65,20 @@ def test_what_is_kept_can_be_bounded() -> None:
     assert recycler.free_bytes == 4 << 20
 
 
+def test_nothing_is_kept_that_would_go_over_a_budget_with_what_is_lent() -> None:
+    recycler = Recycler(total_bytes=10 << 20)
+    loans = [recycler.empty(2 << 20, np.uint8) for _ in range(6)]
+    del loans[0]
+    gc.collect()
+    assert recycler.free_bytes == 0  # 10 MiB are lent
+    del loans[:2]
+    gc.collect()
+    assert recycler.free_bytes == 4 << 20
+    more = recycler.empty(3 << 20, np.uint8)  # room is made before it is
+    assert recycler.free_bytes == 0
+    del more
+
+
 def test_what_is_free_is_given_back_when_asked_and_what_is_lent_stays() -> None:
     recycler = Recycler()
     kept, gone = recycler.empty(100 << 20, np.uint8), recycler.empty(100 << 20, np.uint8)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 WIDTH = 2  # a value and a count
 POOL = ComputePool(1)
 CAPACITY = 1_000_000
+READ_STEPS = 5  # larger batches are read in pieces
 
 
 class SimFlight:
@@ -112,6 +113,7 @@ class SimNode:
             steps=Steps(data.step_examples),
             validation_rows=self.world.schedule.validation_rows,
             row_capacity=CAPACITY,
+            read_steps=READ_STEPS,
             metrics={},
             validations=validations_of(self.start.progress),
         )
@@ -186,7 +188,8 @@ class SimNode:
         steps = token.stop_step - token.first_step
         fitting = self.world.rng.randint(1, steps) if self.world.rng.random() < 0.2 else steps
         asked = tuple(tuple(np.diff(found.starts).tolist()) for found in owners.values())
-        return Fit(self.rank, fitting, asked, (CAPACITY,) * len(keys))
+        shares = self.world.rng.choice((1, 1, 1, 1, 2, 9))
+        return Fit(self.rank, fitting, asked, (CAPACITY,) * len(keys), shares)
 
     def _group(self, keys: np.ndarray) -> tuple[np.ndarray, Grouped]:
         """The keys as they are, with their order by owner; or in that order, as nodes of a run have them."""
@@ -250,7 +253,7 @@ class SimNode:
             await peers.prepared(token.snapshot, token.batch)
         examples = sum(len(self.slice(step)) for step in range(token.first_step, token.stop_step))
         times = (StageTime("push", 0.0, 1.0),)
-        counts, levels = {"distinct_keys": 1.0}, {"row_capacity": float(CAPACITY)}
+        counts, levels = {"distinct_keys": 1.0}, {"row_capacity": float(CAPACITY), "read_steps": READ_STEPS}
         return BatchReport(token, self.rank, examples, times, counts, {}, levels)
 
     def slice(self, step: int) -> range:

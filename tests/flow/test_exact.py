@@ -41,7 +41,7 @@ def expected(reference: dict[str, str], trained: Trained, *changes: dict[str, An
         {"cluster": {"devices": 4, "cores": 2}, "train": {"depth": 4, "batch_examples": 500}},
         {"budget": {"memory_bytes": 2_000_000}, "train": {"batch_examples": 500, "depth": 2}},
         {"budget": {"memory_bytes": 2_400_000}, "train": {"depth": 4, "batch_examples": 500}},
-        {"budget": {"hbm_bytes": 1_300_000}, "train": {"depth": 3, "batch_examples": 6_000}},
+        {"budget": {"hbm_bytes": 2_800_000}, "train": {"depth": 3, "batch_examples": 6_000}},
         {"cluster": {"partitions": 1}},
         {"train": {"snapshot_every_batches": 2}},
     ],

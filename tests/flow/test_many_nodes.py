@@ -16,7 +16,7 @@ from tests.flow.test_snapshots import stopper
         (2, {}),
         (2, {"cluster": {"devices": 2}, "train": {"depth": 3, "batch_examples": 500}}),
         (3, {"train": {"snapshot_every_batches": 2, "depth": 4, "batch_examples": 500}}),
-        (3, {"train": {"batch_examples": 4_000}, "budget": {"hbm_bytes": 650_000}}),
+        (3, {"train": {"batch_examples": 4_000}, "budget": {"hbm_bytes": 1_500_000}}),
         (4, {}),
     ],
     ids=repr,

@@ -9,6 +9,7 @@ import pytest
 from distributed import Client, Worker
 from threadpoolctl import threadpool_info
 
+from daskps.cluster.commit import ModelDirectory
 from daskps.config import make_job
 from daskps.errors import CapacityError, NonFiniteError
 from daskps.flow.inputs import synthetic
@@ -54,7 +55,31 @@ def test_several_epochs_go_over_the_data_again(trained: Trained) -> None:
 
 def test_a_step_that_cannot_fit_the_devices_is_refused_with_figures(trained: Trained) -> None:
     with pytest.raises(CapacityError, match=r"alone needs [\d,]+ distinct rows, but this node fits [\d,]+: raise"):
-        trained({"budget": {"hbm_bytes": 40_000}})
+        trained({"budget": {"hbm_bytes": 1_300_000}})
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (
+            {"hbm_bytes": 300_000},
+            r"take 256,000 bytes as they are read \(500 examples of 128 bytes here\), more than",
+        ),
+        (
+            {"hbm_bytes": 900_000},
+            r"needs at least [\d,]+ bytes .*500 examples with at least 10 keys.*hbm_bytes is 900,",
+        ),
+        ({"memory_bytes": 20_000}, r"memory_bytes=20,000 holds no row"),
+    ],
+)
+def test_what_no_rows_could_make_fit_is_refused_before_the_first_batch(
+    trained: Trained, tmp_path: Path, budget: dict[str, int], words: str
+) -> None:
+    begun: list[Progress] = []
+    with pytest.raises(CapacityError, match=words):
+        trained({"budget": budget}, out=tmp_path / "refused", on_progress=begun.append)
+    assert not begun
+    assert ModelDirectory(str(tmp_path / "refused")).snapshot() is None
 
 
 def test_batches_as_large_as_the_memory_fit_although_the_index_grows_under_them(trained: Trained) -> None:
@@ -89,7 +114,7 @@ def test_the_metrics_of_a_batch_hold_that_batch_and_none_after_it(trained: Train
 
 def test_a_batch_too_large_for_the_devices_is_cut(trained: Trained) -> None:
     whole = trained({"train": {"batch_examples": 6_000, "depth": 1}})
-    cut = trained({"budget": {"hbm_bytes": 1_000_000}, "train": {"batch_examples": 6_000, "depth": 1}})
+    cut = trained({"budget": {"hbm_bytes": 1_900_000}, "train": {"batch_examples": 6_000, "depth": 1}})
     assert cut[0].progress.batch > whole[0].progress.batch
     assert model_bits(cut[1]) == model_bits(whole[1])
 
@@ -150,3 +175,27 @@ def test_learning_is_real(trained: Trained) -> None:
     reached = progress.validations[-1].metrics["auc"]
     assert (reached - 0.5) / (best - 0.5) > 0.95
     assert np.isfinite(progress.validations[-1].metrics["log_loss"])
+
+
+def test_a_network_learns_what_weights_of_keys_cannot_tell(trained: Trained) -> None:
+    """Clicks depend on pairs of keys alone: a logistic regression would stay at an AUC of 0.5."""
+    job = {
+        "data": {
+            "synthetic": {
+                "examples": 50_000,
+                "slots": 3,
+                "keys_per_bag": 1,
+                "keys_per_slot": 12,
+                "weight_scale": 0,
+                "interaction_scale": 2.0,
+            },
+            "validation_rows": 20_000,
+        },
+        "tables": {"main": {"dimension": 8, "optimizer": {"kind": "adagrad", "learning_rate": 0.05}}},
+        "model": {"kind": "dnn", "hidden": [32, 16], "optimizer": {"kind": "adagrad", "learning_rate": 0.05}},
+        "train": {"minibatch_examples": 250, "batch_examples": 20_000},
+    }
+    progress = trained(job)[0].progress
+    best = synthetic(make_job(merged(SMALL, job))).best(50_000, 70_000).auc
+    assert best > 0.7
+    assert (progress.validations[-1].metrics["auc"] - 0.5) / (best - 0.5) > 0.9

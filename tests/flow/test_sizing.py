@@ -8,18 +8,18 @@ import pytest
 from daskps.flow.sizing import ROOM, WANTED_SECONDS, Sizer
 
 
-def sizer() -> Sizer:
+def sizer(read_steps: int = 1_000) -> Sizer:
     job: Any = SimpleNamespace(train=SimpleNamespace(minibatch_examples=4096, batch_examples=None))
-    opened: Any = SimpleNamespace(row_capacity=10_000, rows=4096 * 1000, position=0)
+    opened: Any = SimpleNamespace(row_capacity=10_000, read_steps=read_steps, rows=4096 * 1000, position=0)
     return Sizer(job, opened)
 
 
-def report(steps: int, seconds: float, misses: int = 0, keys: int = 100) -> Any:
+def report(steps: int, seconds: float, misses: int = 0, keys: int = 100, read_steps: int = 1_000) -> Any:
     return SimpleNamespace(
         token=SimpleNamespace(first_step=7, stop_step=7 + steps),
         stages=(SimpleNamespace(seconds=seconds + 3, waited_seconds=3.0), SimpleNamespace(seconds=0, waited_seconds=0)),
         counts={"distinct_keys": keys, "misses": misses},
-        levels={"row_capacity": 10_000},
+        levels={"row_capacity": 10_000, "read_steps": read_steps},
     )
 
 
@@ -58,3 +58,14 @@ def test_a_little_more_room_is_not_worth_another_size() -> None:
     one = sizer()
     one.learn([report(8, WANTED_SECONDS, 5, int(ROOM * 10_000 / 1.2))])
     assert one.steps() == 8
+
+
+def test_no_batch_is_larger_than_may_be_read_at_once_and_the_first_that_tells_lets_others_grow() -> None:
+    one = sizer(read_steps=1)
+    assert one.steps() == 1
+    one.learn([report(1, 0.01, read_steps=6), report(1, 0.01, read_steps=5)])
+    assert one.steps() == 5
+    one.learn([report(5, 0.01, read_steps=5)])
+    assert one.steps() == 5
+    one.learn([report(5, 0.01, read_steps=3)])
+    assert one.steps() == 3
