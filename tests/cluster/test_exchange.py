@@ -1,5 +1,6 @@
 """Sums over nodes: right, equal on all nodes, and loud when a node is missing."""
 
+import asyncio
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -168,8 +169,14 @@ def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nod
 @pytest.mark.parametrize("kind", WAITS)
 def test_every_wait_for_a_peer_ends_and_names_node_stage_and_batch(kind: str) -> None:
     joined = Joined(2, wait_seconds=10)
-    (error,) = on_all(joined, lambda session: session.receive(kind, 4, 1, step=3, table="main"), ranks=[0])
-    assert isinstance(error, PeerError)
+
+    async def wait(session: Session) -> tuple[Exception, float]:
+        with pytest.raises(PeerError) as raised:
+            await session.receive(kind, 4, 1, step=3, table="main")
+        return raised.value, asyncio.get_running_loop().time()
+
+    ((error, seconds),) = on_all(joined, wait, ranks=[0])
+    assert seconds == 10
     stage, what = WAITS[kind]
     assert f"node 0, stage {stage}, batch 4: waited 10 s for node 1 to send {what} of table 'main', step 3" in str(
         error
