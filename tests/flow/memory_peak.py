@@ -1,9 +1,11 @@
-"""What training really takes: `python -m tests.flow.memory_peak SETTINGS WARM` prints bytes above the baseline.
+"""What training really takes: `python -m tests.flow.memory_peak SETTINGS WARM BATCHES` prints bytes above the baseline.
 
 In: the settings of two jobs as JSON. The second one is small and runs first, so that what Python, its libraries and
-Dask take of themselves is there before the baseline is taken. Out: one line of JSON.
+Dask take of themselves is there before the baseline is taken. The first one ends after so many batches, if it has more.
+Out: one line of JSON.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from daskps.config import make_job
 from daskps.flow.embedded import local_workers
+from daskps.flow.progress import Progress
 from daskps.flow.train import train
 
 
@@ -29,14 +32,27 @@ def settle() -> int:
     return status_bytes("VmRSS")
 
 
+class EnoughError(Exception):
+    """So many batches were wanted."""
+
+
 def main() -> None:
-    settings, warm = (json.loads(text) for text in sys.argv[1:])
+    settings, warm, most = (json.loads(text) for text in sys.argv[1:])
+    batches = 0
+
+    def count(progress: Progress) -> None:
+        nonlocal batches
+        batches = progress.batch + 1
+        if batches == most:
+            raise EnoughError
+
     with local_workers(1, processes=False) as client:
         train(make_job(warm), client=client)
         baseline = settle()
-        progress = train(make_job(settings), client=client).progress
+        with contextlib.suppress(EnoughError):
+            train(make_job(settings), client=client, on_progress=count)
         peak = status_bytes("VmHWM") - baseline
-    print(json.dumps({"peak": peak, "batches": progress.batch + 1, "counts": progress.counts}))
+    print(json.dumps({"peak": peak, "batches": batches}))
 
 
 if __name__ == "__main__":
