@@ -153,7 +153,7 @@ class Driver:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
             raise DataError(f"nodes see different data, rows by node: {found}; all need the same files")
         await self._control("join", [answer.address for answer in answers])
-        opened = replace(answers[0], row_capacity=min(answer.row_capacity for answer in answers))
+        opened = replace(answers[0], read_steps=min(answer.read_steps for answer in answers))
         self._opened = opened
         self._sizer = Sizer(self._job, opened)
         self._step, self._batch = self._step_at(opened.position), opened.batch

@@ -58,7 +58,6 @@ class Opened:
     rows: int  # of all epochs of the data
     steps: Steps
     validation_rows: int
-    row_capacity: int  # distinct keys of one batch that fit this node
     read_steps: int  # that one read may have
     metrics: dict[str, float]
     validations: tuple[Validation, ...] = ()  # that came before the snapshot
@@ -248,7 +247,6 @@ class OpenNode:
             rows=self.training.rows,
             steps=Steps(self.job.train.minibatch_examples),
             validation_rows=self.validation.rows if self.validation is not None else 0,
-            row_capacity=self.room.rows(self.tables),
             read_steps=self.reading.steps(),
             metrics=self.metrics_summary(),
             validations=validations_of(draft.progress) if draft else (),

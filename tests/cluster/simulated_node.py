@@ -112,7 +112,6 @@ class SimNode:
             rows=data.steps * data.step_examples,
             steps=Steps(data.step_examples),
             validation_rows=self.world.schedule.validation_rows,
-            row_capacity=CAPACITY,
             read_steps=READ_STEPS,
             metrics={},
             validations=validations_of(self.start.progress),

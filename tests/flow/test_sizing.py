@@ -10,7 +10,7 @@ from daskps.flow.sizing import ROOM, WANTED_SECONDS, Sizer
 
 def sizer(read_steps: int = 1_000) -> Sizer:
     job: Any = SimpleNamespace(train=SimpleNamespace(minibatch_examples=4096, batch_examples=None))
-    opened: Any = SimpleNamespace(row_capacity=10_000, read_steps=read_steps, rows=4096 * 1000, position=0)
+    opened: Any = SimpleNamespace(read_steps=read_steps, rows=4096 * 1000, position=0)
     return Sizer(job, opened)
 
 
