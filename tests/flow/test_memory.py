@@ -72,5 +72,5 @@ def test_a_run_takes_no_more_than_its_budgets(
             f"\n{kind}: budgets {memory_bytes / 1e6:.0f} + {hbm_bytes / 1e6:.0f} MB, peak {found['peak'] / 1e6:.1f} MB"
         )
     mapped = sum(file.stat().st_size for file in tmp_path.glob("parquet*"))  # pages of files are the system's
-    assert found["batches"] > 1
+    assert found["batches"] >= 1
     assert found["peak"] <= memory_bytes + hbm_bytes + ALLOWED_BYTES + mapped
