@@ -16,7 +16,6 @@ from daskps.config import Job
 from daskps.errors import CapacityError
 from daskps.flow.fitting import SLACK, Fit
 from daskps.hbm.table import TableSpec
-from daskps.mem.budget import ENTRY_BYTES
 from daskps.ssd.format import KEY_BYTES, default_file_rows
 
 BUFFERS = 10  # of the memory, one part for files that are filled or written
@@ -127,7 +126,7 @@ class Room:
         before it: the index takes memory for each of them from the cache, and buffers for files are made.
         """
         mem, memory_bytes = table.mem, self.memory_bytes(table.spec)
-        row_bytes = table.spec.layout.row_bytes + ENTRY_BYTES  # that a cache gives back when it shrinks
+        row_bytes = mem.freed_row_bytes
         buffers = FILES_IN_MEMORY * table.store.file_bytes - table.store.buffer_bytes
         growth = INDEX_BYTES * mem.cached_rows + buffers - (memory_bytes - mem.used_bytes)
         left = mem.cache_rows - max(0, growth) / row_bytes

@@ -5,7 +5,7 @@ In: a budget in bytes, the width of a row, the number of nodes. Out: a `Budget`,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daskps.errors import CapacityError, ConfigError
 
@@ -58,6 +58,29 @@ class Budget:
             + self.staging_rows * ORDERED_PIECES * ORDER_BYTES
             + self.flight_rows * self.flight_row_bytes
         )
+
+    def shrunk(self, rows: int, copy_rows: int | None = None) -> Budget:
+        """With a cache of fewer rows, and what goes with them: buffers, and rows in flight where they bound nothing.
+
+        Buckets and ring stay. `copy_rows` are kept if they are given.
+        """
+
+        def part(count: int) -> int:
+            return max(1, count * rows // self.cache_rows)
+
+        return replace(
+            self,
+            cache_rows=rows,
+            staging_rows=part(self.staging_rows),
+            copy_rows=part(self.copy_rows) if copy_rows is None else copy_rows,
+            flight_rows=part(self.flight_rows) if self.flight_rows >= self.cache_rows else self.flight_rows,
+        )
+
+    @property
+    def freed_row_bytes(self) -> int:
+        """What a cache that shrinks gives back for each row, on average."""
+        given_back = self.used_bytes - self.shrunk(1).used_bytes
+        return max(given_back // max(1, self.cache_rows - 1), self.row_bytes + ENTRY_BYTES)
 
 
 def _budget(rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> Budget:

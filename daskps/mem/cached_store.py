@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from daskps.backend.arena import anonymous
+from daskps.backend.arena import anonymous, release
 from daskps.backend.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError
 from daskps.mem import budget as budgets
@@ -30,6 +30,7 @@ class CachedStore:
         self, budget: budgets.Budget, store: RowStore, initial: Callable[[Keys, Floats], None], pool: ComputePool
     ) -> None:
         self.budget = budget
+        self.left = budget  # of it, since the cache has given memory to the store's index
         self.store = store
         self.cache = Cache(budget, pool)
         self.snapshot: SnapshotWriter | None = None
@@ -44,8 +45,7 @@ class CachedStore:
     @property
     def used_bytes(self) -> int:
         """What is in use now, at most: the parts of the budget less what was given to the store's index, and that."""
-        given_back = (self.budget.cache_rows - self.cache.cache_rows) * (self.budget.row_bytes + budgets.ENTRY_BYTES)
-        return self.budget.used_bytes - self.budget.store_bytes - given_back + store_bytes(self.store)
+        return self.left.used_bytes - self.left.store_bytes + store_bytes(self.store)
 
     def take(self, keys: Keys, batch: int, out: Floats | None, counters: Counter[str]) -> Visit:
         """Pin the rows of distinct keys for `batch`, all of them in memory afterwards; free ones also go to `out`.
@@ -114,8 +114,8 @@ class CachedStore:
                 lfu_victims=len(victims), written_back=len(dirty), bytes_written=len(dirty) * self._row_bytes
             )
 
-    def give_way(self, counters: Counter[str]) -> Slots | None:
-        """Shrink the cache as far as the store's index has grown, as far as pins allow.
+    def give_way(self, counters: Counter[str], least_rows: int) -> Slots | None:
+        """Shrink the cache and its buffers as far as the store's index has grown, if pins and `least_rows` allow it.
 
         Returns where rows have moved: entry i is the new slot of what was in slot ``cache_rows + i``; None if none did.
         """
@@ -123,15 +123,34 @@ class CachedStore:
         if over <= 0:
             return None
         before = self.cache.cache_rows
-        drop = max(-(-over // (self.budget.row_bytes + budgets.ENTRY_BYTES)), before >> EVICT_SHIFT)
-        rows = max(before - drop, self.cache.pinned_rows, 1)
-        if rows == before:
+        drop = max(-(-over // self.budget.freed_row_bytes), before >> EVICT_SHIFT)
+        floor = max(self.cache.pinned_rows, least_rows, 1)
+        rows = max(before - drop, floor)
+        while rows > floor and self.left.used_bytes - self._shrunk(rows).used_bytes < over:
+            rows -= 1  # buffers go down in steps
+        if rows >= before:
             return None
         self._make_room(before - rows, counters)
         moved = self.cache.shrink(rows)
         if self.snapshot is not None:
             self.snapshot.look_again()
+        self._shrink_buffers(rows)
         return moved
+
+    def _shrunk(self, rows: int) -> budgets.Budget:
+        return self.budget.shrunk(rows, None if self.snapshot is None else len(self._copies))
+
+    def _shrink_buffers(self, rows: int) -> None:
+        """Staging for a cache of so many rows; the copies too, unless a snapshot uses them."""
+        self.left = self._shrunk(rows)
+        for buffer in (self._staging, self._staging_keys):
+            release(buffer, self.left.staging_rows)
+        for buffer in (self._copies, self._copy_keys):
+            release(buffer, self.left.copy_rows)
+        self._staging = self._staging[: self.left.staging_rows]
+        self._staging_keys = self._staging_keys[: self.left.staging_rows]
+        self._copies = self._copies[: self.left.copy_rows]
+        self._copy_keys = self._copy_keys[: self.left.copy_rows]
 
     def push(self, slots: Slots, rows: Floats, batch: int) -> None:
         """Take trained rows back, after the snapshot has its copies."""

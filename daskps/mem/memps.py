@@ -76,7 +76,12 @@ class MemPS:
     @property
     def batch_rows(self) -> int:
         """The largest working set, over all nodes, that can be pulled at once."""
-        return min(self.cache_rows, self.budget.flight_rows)
+        return min(self.cache_rows, self._rows.left.flight_rows)
+
+    @property
+    def freed_row_bytes(self) -> int:
+        """What the cache gives back for each row when it shrinks."""
+        return self.budget.freed_row_bytes
 
     @property
     def cached_rows(self) -> int:
@@ -170,17 +175,26 @@ class MemPS:
 
     def _give_way(self, counters: Counter[str]) -> None:
         before = self.cache_rows
-        moved = self._rows.give_way(counters)
+        moved = self._rows.give_way(counters, self._least_rows())
         counters["given_rows"] += before - self.cache_rows
         if moved is not None:
             for flight in self._flights.values():
                 flight.move(self.cache_rows, moved)
 
+    def _least_rows(self) -> int:
+        """Of a cache with whose rows those in flight may be kept."""
+        in_flight = sum(len(flight.slots) for flight in self._flights.values())
+        shrinks = self.budget.flight_rows >= self.budget.cache_rows
+        return -(-in_flight * self.budget.cache_rows // self.budget.flight_rows) if shrinks else 0
+
     def _fits(self, working_set: WorkingSet, batch: int) -> bool:
         if not self._flights:
             return True
         in_flight = sum(len(flight.slots) for flight in self._flights.values())
-        if batch - min(self._flights) >= BATCHES_IN_FLIGHT or in_flight + len(working_set) > self.budget.flight_rows:
+        if (
+            batch - min(self._flights) >= BATCHES_IN_FLIGHT
+            or in_flight + len(working_set) > self._rows.left.flight_rows
+        ):
             return False
         cache = self._rows.cache
         pinned = cache.pinned_rows + len(working_set)

@@ -123,3 +123,16 @@ def test_all_of_the_budget_is_spent_and_never_more(row_bytes: int, nodes: int) -
 def test_the_index_of_the_store_is_subtracted_first() -> None:
     with pytest.raises(CapacityError, match="the disk tier's index takes 1,000,000 bytes"):
         split(1_000_000, store_bytes=1_000_000, row_bytes=40, nodes=1, lru_share=0.5)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_cache_that_gives_way_to_the_index_takes_its_buffers_with_it(nodes: int) -> None:
+    """What is left holds nearly as many rows as a cache that was made for it: only buckets and ring stay."""
+    budget = split(10**8, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
+    rows = budget.cache_rows // 4
+    shrunk = budget.shrunk(rows)
+    made = split(shrunk.used_bytes, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
+    assert shrunk.staging_rows <= budget.staging_rows // 4
+    assert shrunk.flight_rows >= min(budget.flight_rows, rows)
+    assert rows >= (0.7 if nodes == 1 else 0.5) * made.cache_rows
+    assert budget.used_bytes - shrunk.used_bytes >= (budget.cache_rows - rows) * budget.freed_row_bytes

@@ -241,7 +241,7 @@ def test_rows_in_flight_move_when_the_cache_shrinks_and_are_pushed_to_where_they
     high = np.arange(160, 200, dtype=np.uint64)
     pull(high, 3)
     pull(none, 4)
-    store.memory_bytes = 20 * 100
+    store.memory_bytes = 32 * 100
     (first, _) = pull(high[:5], 5)  # shrinks; these are out with batch 3
     assert ps.cache_rows <= 100
     assert first.late.tolist() == [0, 1, 2, 3, 4]
