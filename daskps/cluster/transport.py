@@ -63,7 +63,8 @@ class Connection:
     async def _write_comm(self, before: asyncio.Future[None] | None, parts: list[bytes | memoryview]) -> None:
         if before is not None:
             await before
-        await self.comm.write([bytes(part) for part in parts])
+        with contextlib.suppress(OSError):  # the peer is gone, which its reader here reports
+            await self.comm.write([bytes(part) for part in parts])
 
     async def read(self) -> Message:
         """The next message."""

@@ -56,8 +56,10 @@ class Reading:
         self._blocks_bytes = int(window) + sum(reader.held_bytes for reader in files)
         first, last = steps.slice(0, training.rows)
         self.step_examples = max(1, last - first)
-        rows = training.rows // (steps.nodes * job.train.epochs)
-        batch = min(rows, -(-(job.train.batch_examples or rows) // steps.nodes))
+        self._all_steps = steps.count(training.rows // job.train.epochs)
+        if job.train.batch_examples is not None:
+            self._all_steps = min(self._all_steps, max(1, job.train.batch_examples // job.train.minibatch_examples))
+        batch = self._all_steps * self.step_examples
         wanted = self._example_bytes * batch if self._known else job.budget.hbm_bytes + job.budget.memory_bytes
         allowed = self._budget[1] // READING // (self._depth + 1)
         self.share_bytes = int(max(min(wanted, allowed), self._step_bytes))
@@ -108,7 +110,12 @@ class Reading:
             )
 
     def steps(self) -> int:
-        """Steps that one read may have, as large as examples have been so far; one until that is known."""
+        """Steps that one read may have, as large as examples have been so far; one until that is known.
+
+        With `sync_every` above 1 batches are part of the result, so none may be read in pieces.
+        """
+        if self._job.train.sync_every > 1:
+            return self._all_steps
         return max(1, int(self.share_bytes / self._step_bytes)) if self._known else 1
 
     def shares(self, batch: Batch) -> int:

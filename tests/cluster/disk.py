@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -22,7 +22,7 @@ class Names:
 
     def __init__(self, inodes: dict[str, Inode] | None = None) -> None:
         self.inodes: dict[str, Inode] = {}
-        self._folders: dict[str, Counter[str]] = {}  # by path: how many files each name in it stands for
+        self._folders: dict[str, dict[str, int]] = {}  # by path: how many files each name in it stands for
         for path, inode in (inodes or {}).items():
             self.put(path, inode)
 
@@ -38,14 +38,14 @@ class Names:
     def _count(self, path: str, change: int) -> None:
         folder, _, name = path.rpartition("/")
         while name:
-            names = self._folders.setdefault(folder, Counter())
-            names[name] += change
+            names = self._folders.setdefault(folder, {})
+            names[name] = names.get(name, 0) + change
             if not names[name]:
                 del names[name]
             folder, _, name = folder.rpartition("/")
 
-    def in_folder(self, folder: str) -> Counter[str]:
-        return self._folders.get(folder) or Counter()
+    def in_folder(self, folder: str) -> Iterable[str]:
+        return self._folders.get(folder, ())
 
 
 class SimulatedDisk:

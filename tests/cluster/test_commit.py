@@ -4,6 +4,7 @@ import itertools
 import json
 import pathlib
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -138,6 +139,24 @@ def test_dropping_keeps_the_last_and_does_not_stop_a_live_run(tmp_path: pathlib.
     assert model.state().live == (second, third)
 
 
+def test_dropping_looks_again_when_somebody_publishes_meanwhile() -> None:
+    class Racing(SimulatedDisk):
+        racing = False
+
+        def link(self, source: str, target: str) -> None:
+            if self.racing:
+                self.racing = False
+                publish(epoch, 3)
+            super().link(source, target)
+
+    disk = Racing()
+    epoch = directory(disk).begin_epoch("run")
+    names = [publish(epoch, batch) for batch in (1, 2)]
+    disk.racing = True
+    directory(disk).drop(names[:1])
+    assert directory(disk).state().live == (names[1], epoch.name(3))
+
+
 def test_keep_drops_the_oldest(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
     epoch = model.begin_epoch("run")
@@ -233,6 +252,43 @@ def test_a_missing_log_entry_is_noticed(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log" / "00000001.json").unlink()
     with pytest.raises(CorruptionError, match=r"00000001\.json is missing"):
         model.state()
+
+
+def test_an_entry_in_the_place_of_another_is_noticed(tmp_path: pathlib.Path) -> None:
+    model = ModelDirectory(str(tmp_path))
+    publish(model.begin_epoch("run"), 1)
+    shutil.copy(tmp_path / "log" / "00000001.json", tmp_path / "log" / "00000002.json")
+    with pytest.raises(CorruptionError, match=r"00000002\.json says it is another entry"):
+        ModelDirectory(str(tmp_path)).state()
+
+
+def test_a_manifest_in_the_place_of_another_is_noticed(tmp_path: pathlib.Path) -> None:
+    model = ModelDirectory(str(tmp_path))
+    epoch = model.begin_epoch("run")
+    first, second = (tmp_path / "snapshots" / publish(epoch, batch) / "manifest.json" for batch in (1, 2))
+    shutil.copy(first, second)
+    with pytest.raises(CorruptionError, match="intact but not what was published as 000001-00000002"):
+        model.snapshot()
+
+
+def test_a_writer_whose_temporary_file_was_swept_is_too_late() -> None:
+    class Swept(SimulatedDisk):
+        def link(self, source: str, target: str) -> None:
+            self.remove(source)
+            super().link(source, target)
+
+    with pytest.raises(StaleError, match=r"tmp was removed by another writer; this one .* is too late"):
+        directory(Swept()).begin_epoch("slow")
+
+
+def test_a_manifest_of_a_newer_format_is_refused_in_words(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("daskps.cluster.commit.FORMAT", 2)
+        publish(ModelDirectory(str(tmp_path)).begin_epoch("run"), 1)
+    with pytest.raises(CorruptionError, match=r"manifest\.json is of a newer format than 1"):
+        ModelDirectory(str(tmp_path)).snapshot()
 
 
 def test_a_newer_format_is_refused_in_words(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,30 @@ def test_nodes_sum_over_real_connections(nodes: Callable[..., Nodes], count: int
     assert all(isinstance(count, int) for count in sent), sent
 
 
+def test_a_protocol_without_a_stream_carries_the_same_messages(nodes: Callable[..., Nodes]) -> None:
+    """As ucx has none; that of workers in one process stands in for it."""
+    joined = nodes(3, "inproc://")
+    large = np.arange(100_000, dtype=np.int64)
+    results = joined.on_all(lambda session: sum_dense(session, 0, 0, large + session.rank))
+    for result in results:
+        np.testing.assert_array_equal(result, 3 * large + 3)
+
+
+@pytest.mark.parametrize("header", [(["sums"], "run", 1, 1, 0, 0, "", "", []), ("sums", "run", 1, 1, 0, 0, [], "", [])])
+def test_a_message_that_nothing_can_be_made_of_ends_the_run(nodes: Callable[..., Nodes], header: Any) -> None:
+    joined, packed = nodes(2), msgpack.packb(header)
+
+    async def garble_or_wait(session: Session) -> None:
+        if session.rank == 1:
+            joined.transports[1]._connections[0].comm.stream.write(struct.pack("<IQ", len(packed), 0) + packed)
+        await session.receive("dense", 0, 1 - session.rank)
+
+    results = joined.on_all(garble_or_wait)
+    assert isinstance(results[0], ProtocolError)
+    assert "node 1 sent what is no message of daskps" in str(results[0])
+    assert isinstance(results[1], PeerError)
+
+
 def test_nodes_talk_over_tls_and_refuse_a_peer_without_a_certificate(nodes: Callable[..., Nodes]) -> None:
     joined = nodes(2, "tls://127.0.0.1", Security.temporary())
     assert all(address.startswith("tls://") for address in joined.addresses)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from distributed import Client
 
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import ModelDirectory
+from daskps.cluster.plugin import THREADS
 from daskps.config import make_job
 from daskps.flow.embedded import local_workers
 from daskps.flow.progress import Outcome
@@ -106,6 +110,40 @@ def worker_processes(count: int, **options: Any) -> Iterator[Client]:
     """A cluster of so many worker processes, each with a nanny that starts it again."""
     with local_workers(count, processes=True, **options) as client:
         yield client
+
+
+Processes = list["subprocess.Popen[bytes]"]
+
+
+@contextlib.contextmanager
+def started_by_hand(folder: Path, workers: int, security: Sequence[str] = ()) -> Iterator[tuple[str, Processes]]:
+    """The address of a scheduler, and its process with those of so many nannies, each with a worker.
+
+    They are started as the message of `NodePlugin` says; `security` are options of both commands.
+    """
+    logs = [(folder / f"{name}.log").open("w+") for name in ("scheduler", *(f"worker{at}" for at in range(workers)))]
+    dask = [sys.executable, "-m", "dask"]
+    here = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    processes = [subprocess.Popen([*dask, "scheduler", *here, *security], stderr=logs[0])]
+    try:
+        found = None
+        while found is None:
+            assert processes[0].poll() is None, (folder / "scheduler.log").read_text()
+            logs[0].seek(0)
+            found = re.search(r"Scheduler at:\s+(\w+://\S+)", logs[0].read())
+        address = found.group(1)
+        command = ["worker", address, "--nworkers", "1", "--nthreads", str(THREADS), "--memory-limit", "0"]
+        for number in range(workers):
+            own = ["--no-dashboard", "--local-directory", str(folder / f"worker{number}")]
+            processes.append(subprocess.Popen([*dask, *command, *own, *security], stderr=logs[1 + number]))
+        yield address, processes
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait()
+        for log in logs:
+            log.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,13 @@
 """The same job on any Dask cluster: encrypted, with workers that come and go, and with no bulk data in the middle.
 
-Those that wait for somebody to be given up run with `python -m pytest tests/flow/test_clusters.py -m slow`.
+Those that wait for somebody to be given up, or for processes that `dask` starts, run with
+`python -m pytest tests/flow/test_clusters.py -m slow`.
 """
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,17 @@ from daskps.config import make_job
 from daskps.errors import ConfigError, PeerError
 from daskps.flow.progress import Progress
 from daskps.flow.train import train
-from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Settings, Trained, merged, model_bits
+from tests.flow.conftest import (
+    CHECKED,
+    FEW,
+    SMALL,
+    Alone,
+    Settings,
+    Trained,
+    merged,
+    model_bits,
+    started_by_hand,
+)
 
 TWO: Settings = {"cluster": {"nodes": 2}}
 SMALL_BATCHES: Settings = {"train": {"snapshot_every_batches": 2, "batch_examples": 500}}
@@ -75,6 +87,36 @@ def test_nodes_of_a_cluster_with_tls_talk_over_tls(encrypted: Client, alone: Alo
 def test_nodes_of_a_cluster_with_tls_talk_nothing_else(encrypted: Client, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="requires encryption: set it to tls"):
         on(encrypted, tmp_path / "m", {"cluster": {"protocol": "ucx"}})
+
+
+@pytest.mark.slow
+def test_workers_started_by_hand_with_certificates_talk_over_tls(alone: Alone, tmp_path: Path) -> None:
+    def ciphers(dask_worker: Any) -> list[str]:
+        """What protects each connection of this worker's node to another one."""
+        node = dask_worker.plugins["daskps"].node
+        connections = [] if node is None else list(node.link._transport._connections.values())
+        sockets = [connection.comm.stream.socket for connection in connections]
+        return [socket.version() if hasattr(socket, "version") else "nothing" for socket in sockets]
+
+    made, certificate, key = Security.temporary(), tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(made.tls_client_cert)  # signed by itself, one for all
+    key.write_text(made.tls_client_key)
+    files = {"--tls-ca-file": certificate, "--tls-cert": certificate, "--tls-key": key}
+    options = ["--protocol", "tls", *(part for option, file in files.items() for part in (option, str(file)))]
+    seen: set[str] = set()
+    with started_by_hand(tmp_path, 2, options) as (address, _):
+        assert address.startswith("tls://")
+        security = Security(
+            tls_ca_file=str(certificate),
+            tls_client_cert=str(certificate),
+            tls_client_key=str(key),
+            require_encryption=True,
+        )
+        with Client(address, security=security, set_as_default=False) as client:
+            client.wait_for_workers(2)
+            on(client, tmp_path / "m", on_progress=lambda _: seen.update(*client.run(ciphers).values()))
+    assert {version[:3] for version in seen} == {"TLS"}
+    assert model_bits(tmp_path / "m") == alone()[1]
 
 
 @pytest.mark.slow
@@ -143,14 +185,38 @@ def bytes_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def test_bulk_data_passes_neither_scheduler_nor_client(on_nodes: Trained, bytes_here: Callable[[], int]) -> None:
-    large: Settings = {
-        "data": {"synthetic": {"examples": 80_000, "keys_per_slot": 100_000}},
-        "train": {"minibatch_examples": 2_000, "batch_examples": 10_000},
-    }
-    before = bytes_here()
-    outcome = on_nodes(2, large)[0]
-    passed = bytes_here() - before
-    row_bytes = 4 * (3 * 4 + 1)  # Adam, dimension 4
-    pulled = outcome.progress.counts["distinct_keys"] * row_bytes
-    assert pulled > 10_000_000
-    assert 0 < passed < pulled / 5  # heartbeats, too
+    """As many batches and steps of ten times the examples: nothing that comes with examples goes there."""
+
+    def passed(step: int) -> tuple[int, float]:
+        settings: Settings = {
+            "data": {"synthetic": {"examples": 20 * step, "keys_per_slot": 100_000}},
+            "train": {"minibatch_examples": step, "batch_examples": 10 * step},
+        }
+        before = bytes_here()
+        counts = on_nodes(2, settings)[0].progress.counts
+        return bytes_here() - before, counts["distinct_keys"]
+
+    (few_bytes, few_keys), (many_bytes, many_keys) = passed(200), passed(2_000)
+    more_keys = many_keys - few_keys
+    assert more_keys > 100_000
+    assert few_bytes > 0
+    assert many_bytes - few_bytes < more_keys  # heartbeats of a longer run; a key alone is 8 bytes, a row 52
+
+
+@pytest.mark.slow
+def test_a_slow_scheduler_costs_time_and_nothing_else(workers: Client, on_nodes: Trained, alone: Alone) -> None:
+    over = threading.Event()
+
+    def block() -> None:
+        while not over.wait(0.02):
+            workers.run_on_scheduler(time.sleep, 0.2)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    try:
+        outcome, path = on_nodes(3, {"train": {"depth": 4}})
+    finally:
+        over.set()
+        thread.join()
+    assert outcome.progress.restarts == 0
+    assert model_bits(path) == alone()[1]

@@ -6,10 +6,7 @@ Run with `python -m pytest tests/flow/test_lost.py -m slow`; tests/test_submit.p
 import contextlib
 import multiprocessing
 import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,10 @@ import pytest
 from distributed import Client
 
 import daskps
-from daskps.cluster.plugin import THREADS
 from daskps.config import make_job
 from daskps.flow.progress import Progress
 from daskps.flow.train import train
-from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Settings, merged, model_bits
+from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Processes, Settings, merged, model_bits, started_by_hand
 from tests.flow.test_killed import SHORT
 
 pytestmark = pytest.mark.slow
@@ -82,36 +78,14 @@ def test_a_submitted_run_outlives_the_worker_of_its_driver(workers: Client, alon
 
 
 @pytest.fixture
-def by_hand(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and three workers, as the message of `NodePlugin` says to start them; each nanny is a process."""
-    logs = [(tmp_path / f"{name}.log").open("w+") for name in ("scheduler", "worker0", "worker1", "worker2")]
-    dask = [sys.executable, "-m", "dask"]
-    processes = [
-        subprocess.Popen([*dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"], stderr=logs[0])
-    ]
-    try:
-        found = None
-        while found is None:
-            logs[0].seek(0)
-            found = re.search(r"Scheduler at:\s+(tcp://\S+)", logs[0].read())
-        address = found.group(1)
-        worker = ["worker", address, "--nworkers", "1", "--nthreads", str(THREADS), "--memory-limit", "0"]
-        for number in range(3):
-            folder = str(tmp_path / f"worker{number}")
-            command = [*dask, *worker, "--no-dashboard", "--local-directory", folder]
-            processes.append(subprocess.Popen(command, stderr=logs[1 + number]))
-        yield address, processes
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait()
-        for log in logs:
-            log.close()
+def by_hand(tmp_path: Path) -> Iterator[tuple[str, Processes]]:
+    """A scheduler and three workers; each nanny is a process."""
+    with started_by_hand(tmp_path, 3) as started:
+        yield started
 
 
 def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
-    by_hand: tuple[str, list[subprocess.Popen[bytes]]], alone: Alone, tmp_path: Path
+    by_hand: tuple[str, Processes], alone: Alone, tmp_path: Path
 ) -> None:
     address, (_, *nannies) = by_hand
     with Client(address, set_as_default=False) as client:
@@ -132,7 +106,7 @@ def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
 
 
 def test_a_run_whose_scheduler_is_lost_says_so_and_is_resumed_by_hand(
-    by_hand: tuple[str, list[subprocess.Popen[bytes]]], workers: Client, alone: Alone, tmp_path: Path
+    by_hand: tuple[str, Processes], workers: Client, alone: Alone, tmp_path: Path
 ) -> None:
     address, (scheduler, *_) = by_hand
     settings = settings_for(tmp_path / "m")
