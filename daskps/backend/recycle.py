@@ -74,7 +74,12 @@ class Recycler:
             self._lent_bytes += fresh
             self._trim()  # before more is made
         if memory is None:
-            memory = anonymous((fresh,), np.uint8)
+            try:
+                memory = anonymous((fresh,), np.uint8)
+            except BaseException:
+                with self._lock:
+                    self._lent_bytes -= fresh
+                raise
         lent: npt.NDArray[Any] = np.asarray(_Loan(self, memory, size_bytes))
         return lent
 

@@ -163,12 +163,11 @@ class Reader:
         whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
         pieces: list[Piece] = []
         payloads = self._ahead.take(_blocks(parts), _blocks(following))
-        groups = zip(_by_block(parts), payloads, strict=True)
-        fetched = ((part, payload) for (_, group), payload in groups for part in group)
+        fetched = ((group, payload) for (_, group), payload in zip(_by_block(parts), payloads, strict=True))
         at = 0
-        while group := list(itertools.islice(fetched, self._parsed_blocks)):
+        while blocks := list(itertools.islice(fetched, self._parsed_blocks)):
             tasks: list[tuple[Part, Any, Piece | None]] = []
-            for part, payload in group:
+            for part, payload in ((part, payload) for group, payload in blocks for part in group):
                 for piece_part in _split(part, self._parser.task_rows):
                     view = whole.view(at, at + piece_part.rows, shape) if shape.fixed else None
                     tasks.append((piece_part, payload, view))

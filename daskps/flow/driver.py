@@ -175,19 +175,27 @@ class Driver:
         while True:
             while (self._pieces or (self._step < stop_step and units)) and self._has_room():
                 if self._pieces:
-                    self._start(*self._pieces.pop(0))
+                    self._start(*self._next_piece())
                     continue
                 if self._should_stop():
                     units, stopped = 0, True
                     break
                 stop = min(self._batch_end(), stop_step)
-                unit = Token(self._run, self._opened.epoch, -1, self._step, stop)
-                self._pieces = [(piece, True) for piece in _pieces(unit, self._sizer.read_steps)]
+                self._pieces = [(Token(self._run, self._opened.epoch, -1, self._step, stop), True)]
                 self._step, units = stop, units - 1
             if not self._flights:
                 return not stopped
             self._tasks.doing = self._oldest()
             await self._take(await self._tasks.first(task for _, task in self._watched.values()))
+
+    def _next_piece(self) -> tuple[Token, bool]:
+        """What to start next: of steps that are still to be read, as many as may be read at once by now."""
+        token, unread = self._pieces.pop(0)
+        stop = token.first_step + self._sizer.read_steps
+        if unread and stop < token.stop_step:
+            self._pieces.insert(0, (replace(token, first_step=stop), True))
+            token = replace(token, stop_step=stop)
+        return token, unread
 
     def _has_room(self) -> bool:
         """Whether one more batch may be read: fewer than `depth` are in flight, and they take no more memory than so

@@ -12,6 +12,7 @@ from daskps.errors import CapacityError
 from daskps.flow.inputs import Features, StepReader, job_schema, of_files
 from daskps.types import Batch
 
+LINES_OF_TOKENS = ("libsvm", "libffm", "multislot")  # there any slot may have any number of keys
 READING = 4  # of the budget, one part at most for batches, unless a step needs more
 MOST_READING = 2  # of a budget, one part must be left to rows
 
@@ -23,8 +24,8 @@ def raw_bytes(batch: Batch) -> int:
 
 
 def bounded_keys(job: Job, features: Features) -> tuple[int, bool]:
-    """The fewest keys that an example can have, and whether that is all it can have."""
-    if job.data.osrp is not None:
+    """The fewest keys that an example can have, and whether none can have more."""
+    if job.data.osrp is not None or job.data.format in LINES_OF_TOKENS:
         return 0, False
     if job.data.synthetic is not None:
         return len(features.slots) * job.data.synthetic.keys_per_bag, True
@@ -47,21 +48,25 @@ class Reading:
         on_cpu: bool,
     ) -> None:
         self._job, self._depth, self._on_cpu = job, job.train.depth, on_cpu
-        self.least_keys, self._known = bounded_keys(job, features)
+        first, last = steps.slice(0, training.rows)
+        self.least_keys, known = bounded_keys(job, features)
+        self._known = known or first == last  # a node without examples has no say in how large they are
         label_and_status = 8
         bags = label_and_status + 8 * len(features.slots) + 4 * features.dense + (4 if job.data.weight else 0)
         self._example_bytes: float = bags + 8 * self.least_keys  # at least; the most there was as soon as one is read
         files = [reader for reader in map(of_files, (training, validation)) if reader is not None]
-        window = min(job.data.shuffle_window_rows, training.rows) * (self._example_bytes + 8)  # and its order
+        rows = training.rows // job.train.epochs
+        window = min(job.data.shuffle_window_rows, rows) * (self._example_bytes + 8)  # and its order
         self._blocks_bytes = int(window) + sum(reader.held_bytes for reader in files)
-        first, last = steps.slice(0, training.rows)
         self.step_examples = max(1, last - first)
-        self._all_steps = steps.count(training.rows // job.train.epochs)
+        self._all_steps = steps.count(rows)
         if job.train.batch_examples is not None:
             self._all_steps = min(self._all_steps, max(1, job.train.batch_examples // job.train.minibatch_examples))
         batch = self._all_steps * self.step_examples
         wanted = self._example_bytes * batch if self._known else job.budget.hbm_bytes + job.budget.memory_bytes
-        allowed = self._budget[1] // READING // (self._depth + 1)
+        # With `sync_every` above 1 batches are part of the result, so none may be read in pieces.
+        self._whole = steps.nodes > 1 and job.train.sync_every > 1
+        allowed = wanted if self._whole and self._known else self._budget[1] // READING // (self._depth + 1)
         self.share_bytes = int(max(min(wanted, allowed), self._step_bytes))
         for reader in files:
             reader.bound(self.batches_bytes)
@@ -106,15 +111,12 @@ class Reading:
             raise CapacityError(
                 f"reading takes {self._blocks_bytes:,} bytes for blocks of files (row groups of Parquet, windows that "
                 f"are shuffled), more than half of budget.memory_bytes ({memory_bytes:,}); the rest is for rows: raise "
-                f"it, or write files with smaller row groups"
+                f"it, lower data.shuffle_window_rows, or write files with smaller row groups"
             )
 
     def steps(self) -> int:
-        """Steps that one read may have, as large as examples have been so far; one until that is known.
-
-        With `sync_every` above 1 batches are part of the result, so none may be read in pieces.
-        """
-        if self._job.train.sync_every > 1:
+        """Steps that one read may have, as large as examples have been so far; one until that is known."""
+        if self._whole:
             return self._all_steps
         return max(1, int(self.share_bytes / self._step_bytes)) if self._known else 1
 

@@ -89,7 +89,10 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
     """The training job of a workload."""
     settings: dict[str, Any] = {
         "out": out,
-        "data": {"format": "synthetic", "synthetic": {"examples": 1, "slots": work.slots}},
+        "data": {
+            "format": "synthetic",
+            "synthetic": {"examples": 1, "slots": work.slots, "keys_per_bag": work.keys_per_slot},
+        },
         "tables": {"main": {"dimension": work.dim, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
         "model": {"hidden": HIDDEN, "optimizer": {"kind": "adagrad", "learning_rate": RATE}},
         "train": {"minibatch_examples": work.examples, "epochs": 2},

@@ -57,7 +57,7 @@ def data(kind: str, path: Path, examples: int) -> Settings:
 def test_a_run_takes_no_more_than_its_budgets(
     tmp_path: Path, kind: str, batches: int, memory_bytes: int, hbm_bytes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    budget = {"budget": {"memory_bytes": memory_bytes, "hbm_bytes": hbm_bytes}, "train": {"batch_examples": EXAMPLES}}
+    budget = {"budget": {"memory_bytes": memory_bytes, "hbm_bytes": hbm_bytes}, "train": {"batch_examples": 5_000}}
     job = merged(BASE, data(kind, tmp_path, EXAMPLES), budget, {"out": str(tmp_path / "model")})
     warm = merged(BASE, data(kind, tmp_path, 1_000), WARM, {"out": str(tmp_path / "warm")})
     done = subprocess.run(

@@ -17,6 +17,7 @@ from daskps.data.order import Steps
 from daskps.data.reader import ANY_BYTES
 from daskps.data.schema import criteo_schema
 from daskps.data.source import Source
+from daskps.errors import CapacityError
 from daskps.flow.inputs import features
 from daskps.flow.progress import Outcome
 from daskps.flow.reading import READING, Reading, raw_bytes
@@ -27,10 +28,11 @@ from tests.flow.conftest import SMALL, Settings, merged, model_bits
 Trained = Callable[..., tuple[Outcome, Path]]
 
 
-def reading(*changes: Settings, rows: int = 10**9, on_cpu: bool = True) -> Reading:
+def reading(*changes: Settings, rows: int = 10**9, on_cpu: bool = True, nodes: int = 1) -> Reading:
     job = make_job(merged(SMALL, {"train": {"batch_examples": None}}, *changes))
     reader: Any = SimpleNamespace(rows=rows)
-    return Reading(job, features(job), Steps(job.train.minibatch_examples), reader, on_cpu=on_cpu)
+    steps = Steps(job.train.minibatch_examples, nodes, 0, block_examples=job.train.block_examples)
+    return Reading(job, features(job), steps, reader, on_cpu=on_cpu)
 
 
 def batch_of(examples: int, keys: int) -> Batch:
@@ -67,13 +69,40 @@ def test_examples_that_grow_make_later_reads_smaller_and_count_as_several_until_
     assert one.steps() < steps
 
 
-def test_where_the_schema_bounds_nothing_the_first_reads_have_one_step() -> None:
-    slots = [{"name": "terms", "kind": "multi"}]
-    job = {"data": {"format": "multislot", "paths": ["x"], "synthetic": None}, "slots": slots}
-    one = reading(job)
+def lines_of(kind: str, *changes: Settings) -> Settings:
+    data = {"format": "multislot", "paths": ["x"], "synthetic": None}
+    return merged({"data": data, "slots": [{"name": "terms", "kind": kind}]}, *changes)
+
+
+@pytest.mark.parametrize("kind", ["multi", "categorical"])  # where a line names slots, any may come any number of times
+def test_where_the_schema_bounds_nothing_the_first_reads_have_one_step(kind: str) -> None:
+    one = reading(lines_of(kind))
     assert one.steps() == 1
     one.shares(batch_of(500, 7))
     assert one.steps() > 1
+
+
+def test_a_node_without_examples_does_not_hold_up_the_others() -> None:
+    small_steps = {"train": {"minibatch_examples": 64, "block_examples": 256}, "cluster": {"nodes": 2}}
+    one = reading(lines_of("multi", small_steps), nodes=2)
+    assert one.shares(batch_of(0, 0)) == 1
+    assert one.steps() > 1
+
+
+def test_a_window_to_be_shuffled_has_each_row_once_however_many_epochs_there_are() -> None:
+    shuffled = {"data": {"shuffle_window_rows": 10**9}}
+    assert (
+        reading(shuffled, {"train": {"epochs": 5}}, rows=5_000).memory_bytes
+        == reading(shuffled, rows=1_000).memory_bytes
+    )
+
+
+def test_batches_that_are_part_of_the_result_are_read_whole_or_refused() -> None:
+    apart = {"train": {"sync_every": 4, "batch_examples": 50_000}, "cluster": {"nodes": 2}}
+    assert reading(apart, nodes=2).steps() == 50_000 // 500
+    with pytest.raises(CapacityError, match="more than half of budget"):
+        reading(apart, {"budget": {"hbm_bytes": 3_000_000}}, nodes=2).check()
+    reading({"train": {"batch_examples": 50_000}, "budget": {"hbm_bytes": 3_000_000}}).check()
 
 
 def test_blocks_of_files_are_as_few_as_fit_and_the_rows_are_the_same(tmp_path: Path) -> None:
@@ -90,21 +119,36 @@ def test_blocks_of_files_are_as_few_as_fit_and_the_rows_are_the_same(tmp_path: P
     assert all(np.array_equal(read[0].labels, other.labels) for other in read[1:])
 
 
-def test_a_batch_that_came_out_larger_holds_up_others_until_it_is_pushed(trained: Trained, tmp_path: Path) -> None:
-    """The second half of the examples has 85 times as many keys, which nobody could know before."""
-    rng, rows = np.random.default_rng(1), 2_400
-    columns: dict[str, Any] = {"label": pa.array(rng.integers(0, 2, rows).astype(np.uint8))}
+def write_lists(path: Path, lengths: list[int]) -> Settings:
+    """Rows of two slots with so many keys each, as a job names them."""
+    rng = np.random.default_rng(1)
+    columns: dict[str, Any] = {"label": pa.array(rng.integers(0, 2, len(lengths)).astype(np.uint8))}
     for slot in ("a", "b"):
-        lists = [rng.integers(0, 300, 1 if row < rows // 2 else 85).tolist() for row in range(rows)]
-        columns[slot] = pa.array(lists, pa.list_(pa.uint64()))
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=400)
-    job = {
-        "data": {"format": "parquet", "paths": [str(tmp_path / "rows.parquet")], "synthetic": None},
+        columns[slot] = pa.array([rng.integers(0, 300, length).tolist() for length in lengths], pa.list_(pa.uint64()))
+    pq.write_table(pa.table(columns), path, row_group_size=400)
+    return {
+        "data": {"format": "parquet", "paths": [str(path)], "synthetic": None},
         "slots": [{"name": slot, "kind": "multi", "raw": True} for slot in ("a", "b")],
         "train": {"minibatch_examples": 100, "batch_examples": 400},
     }
+
+
+def test_a_batch_is_read_in_pieces_only_until_the_size_of_examples_is_known(trained: Trained, tmp_path: Path) -> None:
+    job = write_lists(tmp_path / "rows.parquet", [3] * 2_400)
+    outcome, _ = trained(job, {"train": {"batch_examples": 1_200, "depth": 2}})
+    tokens = [report.token for report in outcome.progress.reports]
+    sizes = [token.stop_step - token.first_step for token in tokens]
+    assert sum(sizes) == 24
+    assert sizes[0] == 1
+    assert sizes[-1] == 12
+    assert sizes.count(1) <= 4  # two were in flight, and two may have begun before the first was over
+
+
+def test_a_batch_that_came_out_larger_holds_up_others_until_it_is_pushed(trained: Trained, tmp_path: Path) -> None:
+    """The second half of the examples has 85 times as many keys, which nobody could know before."""
+    rows = 2_400
+    job = write_lists(tmp_path / "rows.parquet", [1 if row < rows // 2 else 85 for row in range(rows)])
     plain = trained(job, {"train": {"depth": 1}})
     tight = trained(job, {"budget": {"hbm_bytes": 4_000_000}})
-    assert "read_waits" not in plain[0].progress.counts
     assert tight[0].progress.counts["read_waits"] >= 1
     assert model_bits(tight[1]) == model_bits(plain[1])
