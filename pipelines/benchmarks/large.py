@@ -54,7 +54,7 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
         "tables": {"main": {"dimension": DIMENSION, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": 0.01}}},
         "model": {"hidden": [128, 64]},
         "train": {"minibatch_examples": 8192, "batch_examples": 8192 * 22, "depth": 3},
-        "budget": {"memory_bytes": "11GiB", "hbm_bytes": "6GiB"},
+        "budget": {"memory_bytes": "11GiB", "hbm_bytes": "8GiB"},
         "cluster": {"cores": cores},
     }
     curve: list[Point] = []
