@@ -126,8 +126,9 @@ class CachedStore:
         drop = max(-(-over // self.budget.freed_row_bytes), before >> EVICT_SHIFT)
         floor = max(self.cache.pinned_rows, least_rows, 1)
         rows = max(before - drop, floor)
-        while rows > floor and self.left.used_bytes - self._shrunk(rows).used_bytes < over:
-            rows -= 1  # buffers go down in steps
+        while rows > floor and (short := over - self.left.used_bytes + self._shrunk(rows).used_bytes) > 0:
+            # Buffers go down in steps, and copies for a snapshot not at all.
+            rows = max(floor, rows - max(1, short // self.budget.freed_row_bytes))
         if rows >= before:
             return None
         self._make_room(before - rows, counters)
