@@ -38,12 +38,13 @@ class EnoughError(Exception):
 
 def main() -> None:
     settings, warm, most = (json.loads(text) for text in sys.argv[1:])
-    batches = 0
+    most_steps = 0
 
     def count(progress: Progress) -> None:
-        nonlocal batches
-        batches = progress.batch + 1
-        if batches == most:
+        nonlocal most_steps
+        token = progress.reports[-1].token
+        most_steps = max(most_steps, token.stop_step - token.first_step)
+        if progress.batch + 1 == most:
             raise EnoughError
 
     with local_workers(1, processes=False) as client:
@@ -52,7 +53,7 @@ def main() -> None:
         with contextlib.suppress(EnoughError):
             train(make_job(settings), client=client, on_progress=count)
         peak = status_bytes("VmHWM") - baseline
-    print(json.dumps({"peak": peak, "batches": batches}))
+    print(json.dumps({"peak": peak, "most_steps": most_steps}))
 
 
 if __name__ == "__main__":
