@@ -8,7 +8,7 @@ bits or the set of files are looked at or changed, so that loads wait for neithe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from threading import RLock
 
 import numpy as np
@@ -244,7 +244,8 @@ class Stock:
             try:
                 file.writing.result()
             except OSError as error:
-                file.writing = None  # tried again by the next change
+                # Each is tried again by the next change, which must not meet a failure from before space was freed.
+                wait([other.writing for other in self._full if other.writing is not None])
                 raise disk_error(self._files, error, self.shape.data_bytes(file.count), self.disk_bytes) from error
             self._full.pop(0)
 

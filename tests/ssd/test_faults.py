@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,38 @@ def test_a_full_disk_is_an_error_with_figures_and_loses_nothing(tmp_path, pool: 
     met = sum(run(tmp_path / f"full-{n}", FullDisk(), n) for n in points)
     assert met > 5
     assert words == {"the disk is full"}
+
+
+def test_after_space_was_freed_no_failure_from_before_is_met(tmp_path, pool: ComputePool) -> None:
+    class SlowToSayNo(FullDisk):
+        """Tells each writer a little later than the one before that there is no room."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.refused = 0
+
+        def _need_room(self) -> None:
+            try:
+                super()._need_room()
+            except OSError:
+                with self._lock:
+                    self.refused += 1
+                    seconds = 0.1 * self.refused
+                time.sleep(seconds)
+                raise
+
+    disk = SlowToSayNo()
+    keys = np.arange(100, dtype=np.uint64)
+    rows = rows_for(keys)
+    with Store.create(LocalFiles(tmp_path, disk), LAYOUT, pool=pool, options=QUIET, **SMALL) as store:
+        disk.full_from = disk.operations
+        with pytest.raises(CapacityError, match="the disk is full"):
+            store.append(keys, rows)
+        disk.full_from = None
+        store.append(keys, rows)
+        store.commit("a")
+        assert disk.refused > 1
+        check(store, as_dict(keys, rows))
 
 
 def test_the_disk_budget_is_kept_with_figures_and_a_remedy(tmp_path, pool: ComputePool) -> None:
