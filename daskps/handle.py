@@ -34,7 +34,10 @@ PREDICT_EXAMPLES = 1 << 15  # at once: the rows of so many examples are in memor
 
 
 class Model:
-    """A model at one snapshot. Close it, or use it in a `with`; `open_model` makes it."""
+    """A model at one snapshot. Close it, or use it in a `with`; `open_model` makes it.
+
+    `bad_rows` is what lenient reading has skipped of the data read last: by reason, how many rows and the first place.
+    """
 
     def __init__(self, path: str | os.PathLike[str], snapshot: str | None = None, cores: int | None = None) -> None:
         self.directory = ModelDirectory(os.fspath(path))
@@ -45,11 +48,13 @@ class Model:
         self.job: Job = make_job(found.draft.settings["job"], f"the settings in snapshot {found.id}")
         self._pool = ComputePool(cores or len(os.sched_getaffinity(0)))
         self._device = devices("cpu", 1, pool=self._pool)[0]
+        self._hashing = inputs.hashing(self.job)
         self._features = inputs.features(self.job)
         self._specs = table_specs(self.job, self._features)
         self._fillers = [row_filler(self.job, spec, self._device) for spec in self._specs]
         self._network = build_network(self.job, self._specs, self._features, engine.cpu(self._pool))
         self._network.load(self.dense(state=True))
+        self.bad_rows: dict[str, tuple[int, str]] = {}
         self._rows: list[Partitions] = []
         try:
             for spec in self._specs:
@@ -137,11 +142,12 @@ class Model:
         """Probability of a click of every example of a `Batch`, or of every row of a data frame.
 
         The frame (pandas, Arrow, polars, cuDF, or a dictionary of columns) has the columns that the job names; a label
-        is not needed.
+        is not needed. A batch has the keys that the model has, as those of `read` and `validation`.
         """
-        batch = (
-            data if isinstance(data, Batch) else frame_batch(data, inputs.job_schema(self.job), self.job.data.hash_seed)
-        )
+        if isinstance(data, Batch):
+            batch = data
+        else:
+            batch = self._hashed(frame_batch(data, inputs.job_schema(self.job), self.job.data.hash_seed))
         pieces = [probabilities for _, probabilities in self.predict_batches([batch])]
         return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
@@ -155,7 +161,12 @@ class Model:
     def read(self, paths: str | Sequence[str], format: str | None = None) -> Iterator[Batch]:
         """The examples of files, with the job's schema; `format` is the job's own unless said otherwise."""
         with inputs.open_data(self.job, [paths] if isinstance(paths, str) else paths, self._pool, format) as reader:
-            yield from reader.batches(PREDICT_EXAMPLES)
+            for batch in reader.batches(PREDICT_EXAMPLES):
+                self.bad_rows = inputs.skipped_rows(reader)
+                yield self._hashed(batch)
+
+    def _hashed(self, batch: Batch) -> Batch:
+        return batch if self._hashing is None else self._hashing.apply(batch, self._pool)
 
     def validation(self) -> Iterator[Batch]:
         """The validation examples of the job."""
@@ -167,7 +178,9 @@ class Model:
             )
         steps = Steps(self.job.train.minibatch_examples).count(reader.rows)
         for step in range(steps):
-            yield reader.read_steps(step, step + 1)[0]
+            batch = reader.read_steps(step, step + 1)[0]
+            self.bad_rows = inputs.skipped_rows(reader)
+            yield batch
         reader.close()
 
     def evaluate(

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -157,3 +157,16 @@ def facts(pairs: list[tuple[str, str]]) -> str:
     """Names and values, one a line."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
+BadRows = Mapping[str, tuple[int, str]]  # that were skipped, by reason: how many, and the first place
+
+
+def bad_rows_value(bad_rows: BadRows) -> dict[str, Any]:
+    """Skipped rows for machines."""
+    return {reason: {"rows": count, "first": place} for reason, (count, place) in bad_rows.items()}
+
+
+def bad_rows_facts(bad_rows: BadRows) -> list[tuple[str, str]]:
+    """Skipped rows for people, a line for each reason."""
+    return [("skipped", f"{count:,} bad rows: {reason}, as in {place}") for reason, (count, place) in bad_rows.items()]

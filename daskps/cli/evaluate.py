@@ -8,7 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from daskps.cli.command import command, facts, table
+from daskps.cli.command import bad_rows_facts, bad_rows_value, command, facts, table
 from daskps.cli.options import format_option, model_argument, snapshot_option
 from daskps.handle import open_model
 from daskps.model.group_metrics import GroupValues
@@ -41,10 +41,14 @@ def evaluate(
         name = opened.snapshot.id
         if by is not None:
             values = opened.evaluate_by(by, list(data) or None, format)
-            return {"model": model, "snapshot": name, "by": by, **asdict(values)}, _groups(by, values)
-        metrics = opened.evaluate(list(data) or None, format)
-    text = facts([*((key.replace("_", " "), f"{value:,.6g}") for key, value in metrics.items()), ("snapshot", name)])
-    return {"model": model, "snapshot": name, "metrics": metrics}, text
+            value: dict[str, Any] = {"by": by, **asdict(values)}
+            text = "\n".join([_groups(by, values), *(" ".join(fact) for fact in bad_rows_facts(opened.bad_rows))])
+        else:
+            metrics = opened.evaluate(list(data) or None, format)
+            value = {"metrics": metrics}
+            pairs = [(key.replace("_", " "), f"{number:,.6g}") for key, number in metrics.items()]
+            text = facts([*pairs, *bad_rows_facts(opened.bad_rows), ("snapshot", name)])
+        return {"model": model, "snapshot": name, **value, "bad_rows": bad_rows_value(opened.bad_rows)}, text
 
 
 def _groups(by: str, values: GroupValues) -> str:

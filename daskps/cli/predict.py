@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from daskps.cli.command import command
+from daskps.cli.command import bad_rows_facts, bad_rows_value, command
 from daskps.cli.options import format_option, model_argument, snapshot_option
 from daskps.handle import open_model
 
@@ -59,7 +59,15 @@ def predict(
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
             rows += batch.examples
             clicks += float(probabilities.sum(dtype=np.float64))
-        name = opened.snapshot.id
+        name, bad_rows = opened.snapshot.id, opened.bad_rows
     mean = clicks / rows if rows else float("nan")
-    value = {"model": model, "snapshot": name, "rows": rows, "mean_probability": mean, "output": output}
-    return value, f"{rows:,} rows predicted into {output}, {mean:.4f} on average (snapshot {name})"
+    value = {
+        "model": model,
+        "snapshot": name,
+        "rows": rows,
+        "mean_probability": mean,
+        "output": output,
+        "bad_rows": bad_rows_value(bad_rows),
+    }
+    done = f"{rows:,} rows predicted into {output}, {mean:.4f} on average (snapshot {name})"
+    return value, "\n".join([done, *(f"{what}; predicted without keys" for _, what in bad_rows_facts(bad_rows))])

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from daskps.cli.bar import Bar
-from daskps.cli.command import EXIT_CODE_HELP, STOPPED, command, facts
+from daskps.cli.command import EXIT_CODE_HELP, STOPPED, bad_rows_facts, bad_rows_value, command, facts
 from daskps.cli.interrupt import Interrupt
 from daskps.cluster.commit import ModelDirectory
 from daskps.config import Job, read_job
@@ -137,7 +137,7 @@ def summary(outcome: Outcome, stopped: bool) -> dict[str, Any]:
         "validation": progress.validations[-1].metrics if progress.validations else None,
         "hit_rates": hit_rates(progress.counts),
         "levels": progress.levels,
-        "bad_rows": {reason: {"rows": count, "first": place} for reason, (count, place) in progress.bad_rows.items()},
+        "bad_rows": bad_rows_value(progress.bad_rows),
     }
 
 
@@ -162,8 +162,7 @@ def summary_text(outcome: Outcome, stopped: bool) -> str:
             f"SSD {percent(rates['disk'])}, new {percent(rates['new'])}"
         )
         pairs.append(("hits", words))
-    for reason, (count, place) in progress.bad_rows.items():
-        pairs.append(("skipped", f"{count:,} bad rows: {reason}, as in {place}"))
+    pairs.extend(bad_rows_facts(progress.bad_rows))
     on_disk = sum(
         path.stat().st_blocks * 512 for path in Path(outcome.directory, "tables").rglob("*") if path.is_file()
     )

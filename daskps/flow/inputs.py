@@ -151,11 +151,15 @@ def _blocks_bytes(job: Job) -> int:
     return job.budget.memory_bytes // BLOCKS
 
 
-def _hashed(job: Job, reader: StepReader, pool: ComputePool) -> StepReader:
+def hashing(job: Job) -> Osrp | None:
+    """The hashing that gives features the keys that the model has, where the job asks for one."""
     settings = job.data.osrp
-    if settings is None:
-        return reader
-    return HashedReader(reader, Osrp(settings.bins, seed=settings.seed, per_slot=settings.per_slot), pool)
+    return None if settings is None else Osrp(settings.bins, seed=settings.seed, per_slot=settings.per_slot)
+
+
+def _hashed(job: Job, reader: StepReader, pool: ComputePool) -> StepReader:
+    hashed = hashing(job)
+    return reader if hashed is None else HashedReader(reader, hashed, pool)
 
 
 def synthetic(job: Job) -> Synthetic:
@@ -185,10 +189,13 @@ def _steps(job: Job, rank: int, nodes: int) -> Steps:
 
 
 def open_data(job: Job, paths: Sequence[str], pool: ComputePool, format: str | None = None) -> Reader:
-    """A reader of other data with the job's schema, in order; `format` is the job's unless said otherwise."""
+    """A reader of other data with the job's schema, in order; `format` is the job's unless said otherwise.
+
+    Its keys are those of the data: `hashing` is still to be applied.
+    """
     chosen = format or job.data.format
-    if chosen == "synthetic":
-        chosen = "parquet"  # what `daskps synth` writes
+    if chosen in ("synthetic", "frame"):
+        chosen = "parquet"  # what `daskps synth` writes, and what keeps a frame's columns
     source = _source(job, tuple(paths), chosen)
     return source.open(source.index(pool.cores), pool)
 

@@ -85,7 +85,13 @@ def test_rows_that_lenient_reading_skips_are_told_by_reason(tmp_path: Path, run:
     ((reason, told),) = run_json("train", job, "--out", tmp_path / "a")["bad_rows"].items()
     assert (reason, told["rows"]) == ("the label is not 0 or 1", 2)
     assert "rows.txt, line 11" in told["first"]
-    assert "2 bad rows: the label is not 0 or 1, as in" in run("train", job, "--out", tmp_path / "b").stdout
+    words = "2 bad rows: the label is not 0 or 1, as in"
+    assert words in run("train", job, "--out", tmp_path / "b").stdout
+    evaluated = ("evaluate", tmp_path / "a", tmp_path / "rows.txt")
+    predicted = ("predict", tmp_path / "a", tmp_path / "rows.txt", "-o", tmp_path / "predictions.parquet")
+    for arguments in (evaluated, (*evaluated, "--by", "ad"), predicted):
+        assert run_json(*arguments)["bad_rows"] == {reason: told}
+        assert words in run(*arguments).stdout
 
 
 def test_the_log_file_has_one_json_line_per_batch(job_file: Path, tmp_path: Path, run: Run) -> None:

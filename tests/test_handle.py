@@ -1,0 +1,77 @@
+"""A trained model answers alike however it is asked: by its validation data, by files, by frames, by batches."""
+
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import daskps
+from daskps.data.synthetic import Synthetic
+from daskps.errors import ArgumentError
+
+SLOTS = 4
+MADE = {"slots": SLOTS, "key_space": 500, "seed": 3}
+JOB: dict[str, Any] = {
+    "tables": {"main": {"dimension": 4}},
+    "model": {"hidden": [8]},
+    "slots": [{"name": f"slot{number}", "raw": True} for number in range(SLOTS)],
+    "train": {"minibatch_examples": 250},
+    "budget": {"memory_bytes": "16MB"},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Rows to train on, and others."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name, examples in (("first", 3_000), ("later", 700)):
+        Synthetic(examples=examples, **MADE).write_parquet(folder / f"{name}.parquet")
+    return str(folder / "first.parquet"), str(folder / "later.parquet")
+
+
+@pytest.mark.parametrize("osrp", [None, {"bins": 64}, {"bins": 64, "per_slot": True}])
+def test_validation_files_and_frames_give_the_same_answers(
+    tmp_path: Path, files: tuple[str, str], osrp: dict[str, Any] | None
+) -> None:
+    first, later = files
+    data = {"format": "parquet", "paths": [first], "validation_paths": [later], "osrp": osrp}
+    outcome = daskps.train({**JOB, "out": str(tmp_path / "m"), "data": data}, report=False)
+    with daskps.open_model(tmp_path / "m") as model:
+        metrics = model.evaluate()
+        assert metrics == outcome.progress.validations[-1].metrics
+        assert model.evaluate(later) == pytest.approx(metrics, rel=1e-6)  # by other blocks of examples
+        assert model.evaluate(model.validation()) == metrics
+        by_file = np.concatenate([values for _, values in model.predict_batches(model.read(later))])
+        by_frame = model.predict(pq.read_table(later).to_pandas())
+        np.testing.assert_array_equal(by_frame, by_file)
+        assert by_file.std() > 0.01
+
+
+def test_a_model_trained_from_a_frame_reads_parquet(tmp_path: Path, files: tuple[str, str]) -> None:
+    first, later = files
+    frame = dd.from_pandas(pq.read_table(first).to_pandas(), npartitions=2)
+    daskps.train({**JOB, "out": str(tmp_path / "m"), "data": {"format": "frame"}}, frame=frame, report=False)
+    metrics = daskps.evaluate(tmp_path / "m", later)
+    assert metrics["auc"] > 0.5
+    assert metrics["examples"] == 700
+
+
+def test_what_is_not_there_is_named(tmp_path: Path, files: tuple[str, str]) -> None:
+    data = {"format": "parquet", "paths": [files[1]]}
+    daskps.train({**JOB, "out": str(tmp_path / "m"), "data": data}, report=False)
+    with daskps.open_model(tmp_path / "m") as model:
+        with pytest.raises(ArgumentError, match="no slot 'slot9'"):
+            model.evaluate_by("slot9", files[1])
+        with pytest.raises(ArgumentError, match=r"no table 'mian'.*main"):
+            model.pull([1], "mian")
+        with pytest.raises(ArgumentError, match=r"no field 'embeding'.*embedding"):
+            model.pull([1], field="embeding")
+        with pytest.raises(ArgumentError, match="64-bit integers"):
+            model.pull([1.5])
+        rows = model.rows()
+        model.pull(np.arange(10**6, 10**6 + 50, dtype=np.uint64))  # answered, never inserted
+        assert model.rows() == rows
+        assert not model.contains([10**6]).any()
