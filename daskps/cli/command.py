@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 import re
 import sys
 import traceback
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-import numpy as np
 
 from daskps.errors import (
     ArgumentError,
@@ -30,6 +28,7 @@ from daskps.errors import (
     StoreError,
     TrainingError,
 )
+from daskps.view.words import plain
 
 EXIT_CODES: dict[type[BaseException], int] = {
     ConfigError: 2,
@@ -121,19 +120,6 @@ def explain(error: Exception, *, as_json: bool, debug: bool) -> int:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(message, err=True)
     return code
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def table(rows: Sequence[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:

@@ -10,6 +10,7 @@ import click
 
 from daskps.cli.command import command, facts, table
 from daskps.cli.options import model_argument, snapshot_option
+from daskps.flow.progress import from_record
 from daskps.handle import Model, open_model
 from daskps.view.settings import settings_text
 from daskps.view.words import percent, size
@@ -48,7 +49,7 @@ def describe(model: Model) -> dict[str, Any]:
         "snapshot": snapshot.id,
         "position": snapshot.draft.position,
         "batch": snapshot.draft.batch,
-        "metrics": snapshot.draft.metrics,
+        "metrics": from_record(snapshot.draft.metrics),
         **statistics,
         "budget": model.job.budget.model_dump(),
         "snapshots": [
@@ -58,7 +59,7 @@ def describe(model: Model) -> dict[str, Any]:
                 "position": item.draft.position,
                 "batch": item.draft.batch,
                 "last": item.id == state.last,
-                "metrics": item.draft.metrics,
+                "metrics": from_record(item.draft.metrics),
             }
             for item in directory.snapshots()
         ],

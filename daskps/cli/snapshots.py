@@ -11,6 +11,7 @@ from daskps.cli.command import command
 from daskps.cli.inspect import iso_time, snapshot_table
 from daskps.cli.options import model_argument
 from daskps.cluster.commit import ModelDirectory
+from daskps.flow.progress import from_record
 
 EPILOG = """\b
 Examples:
@@ -35,7 +36,7 @@ def _listing(model: str) -> tuple[dict[str, Any], str]:
             "position": item.draft.position,
             "batch": item.draft.batch,
             "last": item.id == last,
-            "metrics": item.draft.metrics,
+            "metrics": from_record(item.draft.metrics),
         }
         for item in directory.snapshots()
     ]

@@ -33,7 +33,7 @@ from daskps.flow import inputs
 from daskps.flow.begin import Begun, placement_of
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.predict import Predictor
-from daskps.flow.progress import Validation, validations_of
+from daskps.flow.progress import Validation, to_record, validations_of
 from daskps.flow.reading import Reading
 from daskps.flow.room import Room, check_memory
 from daskps.flow.trainer import Trainer
@@ -141,7 +141,8 @@ class OpenNode:
             shared = self.nodes > 1  # then MEM-PS has its tables of who holds what there, too
             MEMORY.total_bytes = job.budget.hbm_bytes + shared * job.budget.memory_bytes // 4
         self.previous: list[HbmTable] = []
-        self._captured: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}  # dense state of snapshots on their way
+        # Of snapshots on their way: dense state, and the metrics of their manifest.
+        self._captured: dict[str, tuple[dict[str, Any], dict[str, float | None]]] = {}
         self.counted = -1  # the last batch whose statistics were reported
 
     def _check_epoch(self) -> None:
@@ -269,7 +270,7 @@ class OpenNode:
     def _capture(self, name: str) -> None:
         arrays = {f"dense/{key}": value for key, value in self.networks[0].export().items()}
         arrays |= {f"metrics/{key}": value for key, value in self.metrics.state().items()}
-        self._captured[name] = (arrays, self.metrics_summary())
+        self._captured[name] = (arrays, to_record(self.metrics_summary()))
 
     def _gather(self, kind: str, batch: int, metrics: Metrics) -> None:
         """Count on rank 0 what the other nodes have counted. At most 24 bytes an example of the batch are sent."""

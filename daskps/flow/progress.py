@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -53,30 +53,24 @@ class Validation:
     metrics: dict[str, float]
 
 
+def to_record(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics as a snapshot keeps them. JSON has finite numbers alone: None is what cannot be said of the examples."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def from_record(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """What `to_record` was given."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
 def record_of(validations: Sequence[Validation]) -> dict[str, Any]:
     """What a snapshot keeps of a run's validations, so that a resumed run stops early where it would have anyway."""
-
-    def plain(value: float) -> float | None:
-        return value if math.isfinite(value) else None  # JSON has no other numbers
-
-    return {
-        "validations": [
-            {**asdict(one), "metrics": {name: plain(value) for name, value in one.metrics.items()}}
-            for one in validations
-        ]
-    }
+    return {"validations": [{**asdict(one), "metrics": to_record(one.metrics)} for one in validations]}
 
 
 def validations_of(record: dict[str, Any]) -> tuple[Validation, ...]:
     """What `record_of` has written."""
-
-    def number(value: float | None) -> float:
-        return math.nan if value is None else value
-
-    return tuple(
-        Validation(**{**one, "metrics": {name: number(value) for name, value in one["metrics"].items()}})
-        for one in record.get("validations", ())
-    )
+    return tuple(Validation(**{**one, "metrics": from_record(one["metrics"])}) for one in record.get("validations", ()))
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from daskps.view.figures import BatchFigures
-from daskps.view.words import duration, percent
+from daskps.view.words import duration, percent, plain
 
 logger = logging.getLogger("daskps.run")
 
@@ -60,4 +60,4 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line | getattr(record, "daskps", {}), default=str)
+        return json.dumps(plain(line | getattr(record, "daskps", {})), default=str)

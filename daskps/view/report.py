@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -17,7 +18,7 @@ from daskps.view.chart import Bar, Line, legend, line_chart, stacked_chart, time
 from daskps.view.figures import STAGES, BatchFigures, hit_rates
 from daskps.view.record import Record
 from daskps.view.settings import settings_text
-from daskps.view.words import duration, percent, short, size
+from daskps.view.words import duration, percent, plain, short, size
 
 TIMELINE_BATCHES = 40  # more bars than these cannot be told apart
 NAMES = {"hbm": "HBM", "memory": "memory", "disk": "SSD", "new": "new"}
@@ -41,7 +42,7 @@ def render(record: Record) -> str:
     if record.validations:
         body.append(_validations(record))
     body.append(_settings(record))
-    embedded = json.dumps(record.plain(), separators=(",", ":"), default=str).replace("</", "<\\/")
+    embedded = json.dumps(plain(record.plain()), separators=(",", ":"), default=str).replace("</", "<\\/")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -137,15 +138,23 @@ def _curves(record: Record) -> str:
 
 
 def _auc(record: Record, rows: list[int]) -> str:
-    values = [figures.metrics.get("auc", 0.5) for figures in record.batches]
-    at = [validation["position"] for validation in record.validations]
-    found = [validation["metrics"]["auc"] for validation in record.validations]
-    lines = [Line("progressive", "var(--train)", rows, values), Line("validation", "var(--push)", at, found, dots=True)]
+    progressive = [(figures.position, figures.metrics.get("auc", 0.5)) for figures in record.batches]
+    validation = [(one["position"], one["metrics"]["auc"]) for one in record.validations]
+    lines = [
+        Line("progressive", "var(--train)", *_where_known(progressive)),
+        Line("validation", "var(--push)", *_where_known(validation), dots=True),
+    ]
     if record.best:
         ends = [rows[0], max(rows[-1], rows[0] + 1)]
         lines.append(Line("best possible", "var(--quiet)", ends, [record.best["auc"]] * 2))
     chart = line_chart(lines, x_label="rows of the data", y_format=lambda value: f"{value:.3f}")
     return _chart_card("AUC", "progressive: every step is predicted before it is trained on", lines, chart)
+
+
+def _where_known(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """The points' x and y, without those that have no y: examples of one label only have no AUC."""
+    known = [(x, y) for x, y in points if not math.isnan(y)]
+    return [x for x, _ in known], [y for _, y in known]
 
 
 def _rate(batches: list[BatchFigures], rows: list[int]) -> str:

@@ -1,6 +1,11 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and as JSON takes them."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
 
 
 def percent(share: float) -> str:
@@ -33,3 +38,16 @@ def short(number: float) -> str:
         if abs(number) < 999.5:
             return f"{number:.3g}{unit}"
     return f"{number / 1000:,.3g}T"
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

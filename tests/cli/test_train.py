@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,3 +191,24 @@ def test_every_job_file_is_valid_and_a_short_run_of_it_trains(path: Path, tmp_pa
     said = run_json("train", path, "--out", tmp_path / "m", *settings, "--set", "model.hidden=[8]")
     assert said["examples"] == 128
     assert os.path.isdir(said["model"])
+
+
+def test_data_without_a_click_is_trained_on_and_what_cannot_be_said_of_it_is_no_number(
+    tmp_path: Path, run: Run, run_json: Json
+) -> None:
+    # One label only has no AUC, no calibration and no normalised entropy: snapshots, reports and tables go without.
+    data, job, model = tmp_path / "rows.csv", tmp_path / "job.toml", tmp_path / "m"
+    data.write_text("label,ad\n0,seven\n")
+    named = f'format = "csv"\npaths = ["{data}"]\nvalidation_paths = ["{data}"]'
+    job.write_text(f'out = "{model}"\n[data]\n{named}\n[[slots]]\nname = "ad"\n')
+    said = run_json("train", job, "--log", tmp_path / "log")
+    assert said["position"] == 1
+    assert not re.search("nan", (tmp_path / "log").read_text().replace("AUC nan", ""), re.IGNORECASE)
+    assert not re.search(r"[:,\[]NaN", Path(said["report"]).read_text())
+    assert said["metrics"]["auc"] is said["validation"]["auc"] is None
+    assert said["metrics"]["log_loss"] > 0
+    assert run_json("inspect", model)["metrics"] == said["metrics"]
+    assert run_json("snapshots", "list", model)["snapshots"][-1]["metrics"] == said["metrics"]
+    assert "AUC nan" in run("train", job, "--resume").output
+    for command in (["inspect", model], ["snapshots", "list", model], ["evaluate", model]):
+        assert "nan" in run(*command).output
