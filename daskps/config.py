@@ -141,7 +141,8 @@ class Data(Settings):
     """Where examples come from. A position in them is one global row number.
 
     csv is delimited text with a header; multislot is text of ``label slot:key[:weight] ...`` lines; frame is a Dask
-    DataFrame that is handed to `train`.
+    DataFrame that is handed to `train`; its validation files are Parquet. Settings that a format does not use are
+    refused, not ignored.
     """
 
     format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"]
@@ -166,8 +167,14 @@ class Data(Settings):
     def _source_given(self) -> Data:
         if self.format == "synthetic" and self.synthetic is None:
             object.__setattr__(self, "synthetic", SyntheticData())
-        if self.format in {"synthetic", "frame"} and self.paths:
-            raise ValueError(f"{self.format} data has no paths; leave them out or choose another format")
+        generated = {"synthetic", "validation_rows"}
+        unknown = {"synthetic": {"paths", "validation_paths", "weight", "shuffle_window_rows"}}
+        unknown["frame"] = generated | {"paths"}
+        if wrong := sorted(name for name in unknown.get(self.format, generated) if getattr(self, name)):
+            raise ValueError(
+                f"{self.format} data has no {', '.join(wrong)}; leave {'it' if len(wrong) == 1 else 'them'} out or "
+                "choose another format (validation_rows are of synthetic data, validation_paths of all other)"
+            )
         if self.format not in {"synthetic", "frame"} and not self.paths:
             raise ValueError(f"format {self.format!r} needs paths: files, globs, directories or URLs")
         return self
@@ -271,6 +278,11 @@ class Job(Settings):
                 f"train.early_stopping_patience is {train.early_stopping_patience}: where validations come decides "
                 "where the run stops; set train.batch_examples, or validate only after each epoch "
                 "(train.validate_every_batches = 0)"
+            )
+        if train.early_stopping_patience and not (self.data.validation_paths or self.data.validation_rows):
+            raise ValueError(
+                f"train.early_stopping_patience is {train.early_stopping_patience}, but there is no validation data to "
+                "stop by: name data.validation_paths (synthetic data: data.validation_rows)"
             )
         if self.cluster.nodes > self.cluster.partitions:
             raise ValueError(

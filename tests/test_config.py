@@ -40,6 +40,12 @@ def test_bytes_may_carry_a_unit(text: str, count: int) -> None:
         (SYNTHETIC | {"cluster": {"nodes": 9}}, "9 nodes need at least as many partitions"),
         ({"data": {"format": "criteo"}}, "format 'criteo' needs paths"),
         ({"data": {"format": "synthetic", "paths": "x"}}, "synthetic data has no paths"),
+        ({"data": {"format": "synthetic", "weight": "w"}}, "synthetic data has no weight; leave it out"),
+        ({"data": {"format": "synthetic", "shuffle_window_rows": 9}}, "synthetic data has no shuffle_window_rows"),
+        ({"data": {"format": "synthetic", "validation_paths": "x"}}, "validation_rows are of synthetic data"),
+        ({"data": {"format": "csv", "paths": "x", "synthetic": {}}}, "csv data has no synthetic"),
+        ({"data": {"format": "frame", "validation_rows": 9, "synthetic": {}}}, "no synthetic, validation_rows; leave"),
+        (SYNTHETIC | {"train": {"early_stopping_patience": 2}}, "no validation data to stop by"),
     ],
 )
 def test_a_wrong_job_is_explained(settings: dict[str, object], words: str) -> None:

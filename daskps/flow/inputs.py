@@ -6,7 +6,7 @@ In: a `Job`. Out: `Inputs`, the schema that all nodes share, and readers of this
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from daskps.backend.pool import ComputePool
@@ -108,7 +108,7 @@ def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepR
         return _hashed(job, GeneratedReader(synthetic(job), pool, steps, first_row=first, stop_row=last), pool)
     if not data.validation_paths:
         return None
-    source = _source(job, data.validation_paths)
+    source = _source(job, data.validation_paths, _file_format(data.format))
     return _hashed(job, source.open(source.index(pool.cores), pool, Order(), steps, _blocks_bytes(job) // 4), pool)
 
 
@@ -193,11 +193,13 @@ def open_data(job: Job, paths: Sequence[str], pool: ComputePool, format: str | N
 
     Its keys are those of the data: `hashing` is still to be applied.
     """
-    chosen = format or job.data.format
-    if chosen in ("synthetic", "frame"):
-        chosen = "parquet"  # what `daskps synth` writes, and what keeps a frame's columns
-    source = _source(job, tuple(paths), chosen)
+    source = _source(job, tuple(paths), _file_format(format or job.data.format))
     return source.open(source.index(pool.cores), pool)
+
+
+def _file_format(format: str) -> str:
+    """What files of a job's data are: Parquet is what `daskps synth` writes, and what keeps a frame's columns."""
+    return "parquet" if format in ("synthetic", "frame") else format
 
 
 def _source(job: Job, paths: tuple[str, ...], format: str | None = None) -> Source:
@@ -216,7 +218,7 @@ def job_schema(job: Job) -> Schema:
         slots = tuple(Slot(name, f"slot{number}", kind, raw=True) for number, name in enumerate(names))
         return Schema(slots, tuple(Dense(f"dense{number}") for number in range(synthetic.dense_features)))
     if not job.slots:
-        return criteo_schema()
+        return replace(criteo_schema(), label=job.data.label, example_weight=job.data.weight or "")
     slots = tuple(
         Slot(slot.name, slot.column or "", slot.kind, slot.raw, table=slot.table)
         for slot in job.slots

@@ -12,6 +12,7 @@ from daskps.cluster.commit import ModelDirectory
 from daskps.config import make_job
 from daskps.errors import ConfigError, NonFiniteError
 from daskps.flow import inputs
+from daskps.handle import open_model
 from tests.flow.conftest import Trained, merged, model_bits, model_rows
 
 ROWS = 1_500
@@ -126,3 +127,17 @@ def test_several_nodes_go_on_from_an_existing_model(trained: Trained, on_nodes: 
     base = trained({"data": {"synthetic": {"examples": 3_000}}}, partitions)[1]
     more = merged(partitions, {"data": {"synthetic": {"examples": 2_000, "seed": 8}}, "start_from": str(base)})
     assert model_bits(on_nodes(2, more)[1]) == model_bits(trained(more)[1])
+
+
+def test_a_frame_is_validated_by_parquet_files(frame: pd.DataFrame, trained: Trained, tmp_path: Path) -> None:
+    frame.to_parquet(tmp_path / "later.parquet")
+    validated = {"data": {"validation_paths": [str(tmp_path / "later.parquet")]}}
+    outcome, path = trained(job_of("frame", []), validated, frame=dd.from_pandas(frame, npartitions=2))
+    with open_model(path) as model:
+        assert [one.metrics for one in outcome.progress.validations] == [model.evaluate()]
+
+
+def test_criteo_files_have_the_label_and_the_weight_that_the_job_names() -> None:
+    data = {"format": "criteo", "paths": ["rows.tsv"], "label": "I1", "weight": "I2"}
+    schema = inputs.job_schema(make_job({"data": data}))
+    assert (schema.label, schema.example_weight) == ("I1", "I2")

@@ -90,7 +90,8 @@ def test_a_node_without_examples_does_not_hold_up_the_others() -> None:
 
 
 def test_a_window_to_be_shuffled_has_each_row_once_however_many_epochs_there_are() -> None:
-    shuffled = {"data": {"shuffle_window_rows": 10**9}}
+    files = {"format": "criteo", "paths": ["rows.tsv"], "synthetic": None}
+    shuffled = {"data": {**files, "shuffle_window_rows": 10**9}}
     assert (
         reading(shuffled, {"train": {"epochs": 5}}, rows=5_000).memory_bytes
         == reading(shuffled, rows=1_000).memory_bytes
