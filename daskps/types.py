@@ -77,14 +77,15 @@ class Batch:
         return len(self.labels)
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Examples [start, stop) of this batch; keys, labels and the like are views, offsets are rebased."""
+        """Examples [start, stop) of this batch; all are views, but offsets that have to be rebased."""
         first, last = int(self.offsets[start * self.slots]), int(self.offsets[stop * self.slots])
+        offsets = self.offsets[start * self.slots : stop * self.slots + 1]
         return Batch(
             first_row=self.first_row + start,
             slots=self.slots,
             labels=self.labels[start:stop],
             keys=self.keys[first:last],
-            offsets=self.offsets[start * self.slots : stop * self.slots + 1] - first,
+            offsets=offsets - first if first else offsets,
             weights=None if self.weights is None else self.weights[first:last],
             dense=None if self.dense is None else self.dense[start:stop],
             example_weights=None if self.example_weights is None else self.example_weights[start:stop],

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from daskps.config import Job
@@ -189,12 +190,12 @@ class Driver:
             await self._take(await self._tasks.first(task for _, task in self._watched.values()))
 
     def _next_piece(self) -> tuple[Token, bool]:
-        """What to start next: of steps that are still to be read, as many as may be read at once by now."""
+        """What to start next: of steps that are still to be read, no more than are known to fit by now."""
         token, unread = self._pieces.pop(0)
-        stop = token.first_step + self._sizer.read_steps
-        if unread and stop < token.stop_step:
-            self._pieces.insert(0, (replace(token, first_step=stop), True))
-            token = replace(token, stop_step=stop)
+        if unread and token.stop_step - token.first_step > self._sizer.most_steps:
+            piece = _pieces(token, self._sizer.most_steps)[0]
+            self._pieces.insert(0, (replace(token, first_step=piece.stop_step), True))  # more may fit by then
+            token = piece
         return token, unread
 
     def _has_room(self) -> bool:
@@ -257,14 +258,17 @@ class Driver:
         """Make batches of at most `steps` steps of the first one without a number, which does not fit.
 
         So are those behind it, and all are looked at again: what fits was said with at most `depth` batches ahead, and
-        with every batch ahead the index of the disk tier takes memory.
+        with every batch ahead the index of the disk tier takes memory. Where nodes merge at the end of a batch, none is
+        cut for another's sake: how many are behind it is a matter of time, and must not change the result.
         """
         waiting = [flight.token for _, flight in sorted(self._flights.items()) if not flight.numbered]
         for one in waiting:
             del self._flights[one.first_step]
         self._watched = {key: entry for key, entry in self._watched.items() if entry[0] in self._flights}
-        cut = [(piece, False) for one in waiting for piece in _pieces(one, steps)]
-        self._pieces = [*cut, *self._pieces]
+        whole = len(self._workers) > 1 and self._job.train.sync_every > 1
+        behind = waiting[1:] if whole else [piece for one in waiting[1:] for piece in _pieces(one, steps)]
+        again = [*_pieces(waiting[0], steps), *behind]
+        self._pieces = [*((piece, False) for piece in again), *self._pieces]
         self._sizer.cut(steps)
 
     async def _finish(self, flight: _Flight) -> None:
@@ -384,6 +388,8 @@ class Driver:
 
 
 def _pieces(token: Token, steps: int) -> list[Token]:
-    """The same steps, at most so many at a time."""
-    firsts = range(token.first_step, token.stop_step, steps)
-    return [replace(token, first_step=first, stop_step=min(first + steps, token.stop_step)) for first in firsts]
+    """The same steps, at most so many at a time and evenly: behind a small batch the next one is not ready in time."""
+    first, count = token.first_step, token.stop_step - token.first_step
+    parts = -(-count // steps)
+    cuts = [first + count * part // parts for part in range(parts + 1)]
+    return [replace(token, first_step=start, stop_step=stop) for start, stop in pairwise(cuts)]

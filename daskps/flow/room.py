@@ -23,6 +23,7 @@ FILES_IN_MEMORY = 3  # of a partition: one is filled, two are written
 INDEX_BYTES = 12  # a key takes in the disk tier's index
 SORT_BYTES = 48  # an occurrence takes while those of a step, and of the next, are grouped by row
 DEDUP_BYTES = 16  # an occurrence takes while distinct keys are found; one batch at a time
+SEARCH_BYTES = 32  # a row takes in a hash table that is at most half full; one batch at a time is searched
 STEP_BYTES = 64  # an example takes beside its activations: loss, weight, probability, what metrics make of them
 LENT = 1.25  # times what is asked for: memory comes in whole pages, and is used again for arrays that are smaller
 
@@ -44,8 +45,8 @@ def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: in
 
 
 def _row_bytes(spec: TableSpec) -> int:
-    """A row of a batch's table: its fields, its key, its places in a hash table that is at most half full."""
-    return spec.layout.row_bytes + 40
+    """A row of a batch's table: its fields and its key."""
+    return spec.layout.row_bytes + KEY_BYTES
 
 
 class Room:
@@ -102,22 +103,23 @@ class Room:
 
     @property
     def _hbm_rows(self) -> int:
-        per_row = max(map(_row_bytes, self._specs))
-        return max(0, int(self._device_bytes / (self._job.train.depth + 1) / per_row))
+        per_row = (self._job.train.depth + 1) * max(map(_row_bytes, self._specs)) + SEARCH_BYTES
+        return max(0, int(self._device_bytes / per_row))
 
     def _fitting(self, flight: Flight) -> float:
         """What part of the batch fits the devices, beside those in flight and what one step needs; over 1 if all."""
         steps = len(flight.step_starts) - 1
-        batch, dedup = 0, 0
+        batch, search, dedup = 0, 0, 0
         step = flight.examples * (4 * sum(self._job.model.hidden) + STEP_BYTES)
         for spec, working_set in zip(self._specs, flight.sets, strict=True):
             rows, occurrences = len(working_set.keys), len(working_set.row_of)
             batch += rows * (_row_bytes(spec) + 4 * (self._nodes - 1))  # and its numbers at the peers
             batch += 4 * occurrences + working_set.offsets.nbytes
+            search += rows * SEARCH_BYTES
             dedup = max(dedup, DEDUP_BYTES * occurrences)
             step += occurrences * SORT_BYTES + 4 * flight.examples * len(spec.slots) * spec.dim
             step += 8 * rows * spec.dim if self._nodes > 1 else 0  # sums to exchange
-        return (self._device_bytes - step / steps) / max((self._job.train.depth + 1) * batch + dedup, 1)
+        return (self._device_bytes - step / steps) / max((self._job.train.depth + 1) * batch + search + dedup, 1)
 
     def _served_rows(self, table: NodeTable) -> int:
         """Rows of one batch that fit the cache, also after the disk tier has grown.

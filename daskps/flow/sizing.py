@@ -37,16 +37,26 @@ class Sizer:
         self._most = max(1, (opened.rows - opened.position) // self._minibatch // LEAST_BATCHES)
         self._first = min(max(1, FIRST_EXAMPLES // self._minibatch), self._most)
         self._steps = min(self._first, self.read_steps)
+        self._fitting: int | None = None  # steps, of the last batch that had to be cut
+        # Where nodes merge at the end of a batch, it is what the job says, unless it must be cut.
+        self._whole = job.cluster.nodes > 1 and job.train.sync_every > 1
+
+    @property
+    def most_steps(self) -> int:
+        """Steps that a batch may have now: of what can be read at once, as many as fitted when one was cut."""
+        if self._whole or self._fitting is None:
+            return self.read_steps
+        return min(self.read_steps, self._fitting)
 
     def steps(self) -> int:
-        """Steps of the next batch; if their number was set, they may have to be read in pieces of `read_steps`."""
+        """Steps of the next batch; if their number was set, they may have to be read in pieces of `most_steps`."""
         if self._fixed is not None:
             return max(1, self._fixed // self._minibatch)
         return self._steps
 
     def cut(self, fitting: int) -> None:
         """A batch did not fit: only `fitting` steps of it did."""
-        self._steps = self._most = self._first = max(1, fitting)
+        self._steps = self._most = self._first = self._fitting = max(1, fitting)
 
     def learn(self, reports: Sequence[BatchReport]) -> None:
         """Take in a finished batch; one of an earlier size says nothing of the size that is tried now."""

@@ -110,6 +110,7 @@ class HbmTable:
             if lost:
                 raise ProtocolError(f"table {self.spec.name!r}: a late row is not in the table of the batch before")
             copy_rows(device, shards=previous.shards, source=found, rows=self.shards.shards[m].rows, target=rows)
+        previous.forget_search()
 
     @property
     def _in_place(self) -> bool:
@@ -134,6 +135,11 @@ class HbmTable:
             pieces.append(Shard(shard.device, shard.rows, slots))
         self._shards = join_shards(pieces)
         self._searchable = True
+
+    def forget_search(self) -> None:
+        """Nobody searches any more: let the hash table go."""
+        self._shards = join_shards([Shard(shard.device, shard.rows) for shard in self.shards.shards])
+        self._searchable = False
 
     def forget_scratch(self) -> None:
         """No step comes any more: what they were computed in is for other tables."""

@@ -16,7 +16,7 @@ from daskps.plan.values import MOST_NODES, Hardware, Workload
 KEY_BYTES = 8
 INDEX_BYTES = 12.0  # of the disk tier, a key: its bound
 CACHE_EXTRA_BYTES = 50.0  # entry, bucket, cells, staging of a cached row (daskps.mem.budget)
-HBM_EXTRA_BYTES = 40.0  # key and slots of the hash table
+HBM_EXTRA_BYTES = 16.0  # key, and slots of the hash table that one batch of four has
 SUM_BYTES = 4.0  # a value of a gradient sum on its way: fixed point, its upper bytes left out
 ROW_NUMBER_BYTES = 5.0
 DISK_FACTOR = 2.0  # stale rows: compaction keeps disk use under twice the live rows

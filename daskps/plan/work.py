@@ -13,6 +13,7 @@ from daskps.config import Job
 from daskps.errors import ConfigError
 from daskps.flow.inputs import features
 from daskps.flow.parts import table_specs
+from daskps.flow.sizing import WANTED_SECONDS
 from daskps.plan.estimate import CACHE_EXTRA_BYTES, HBM_EXTRA_BYTES
 from daskps.plan.values import Value, Workload
 
@@ -33,7 +34,6 @@ RATES = Rates()
 DISTINCT_SHARE = 0.3
 SHARED_SHARE = 0.5
 HIT_RATE = 0.8
-BATCH_SECONDS = 1.0  # a batch's steps are chosen to take about so long
 
 
 def workload_of(
@@ -62,7 +62,7 @@ def workload_of(
     budget, depth, distinct = job.budget, job.train.depth, keys * DISTINCT_SHARE
     in_memory = budget.memory_bytes / 2 / depth / distinct / (row_bytes + CACHE_EXTRA_BYTES)
     on_devices = budget.hbm_bytes / (depth + 1) / distinct / (row_bytes + HBM_EXTRA_BYTES)
-    fitting = min(BATCH_SECONDS / total, in_memory, on_devices)
+    fitting = min(WANTED_SECONDS / total, in_memory, on_devices)
     batch = (job.train.batch_examples or 0) / job.cluster.nodes or minibatch * max(1, int(fitting / minibatch))
     values = [
         *(Value(f"rates.{field.name}", getattr(rates, field.name), "measured", "a core") for field in fields(rates)),
@@ -71,7 +71,7 @@ def workload_of(
             "shared_share", SHARED_SHARE, "assumed", "touched rows that another node holds; 2 nodes, Zipf 1.05: 0.52"
         ),
         Value("hit_rate", HIT_RATE, "assumed", "of the memory tier"),
-        Value("batch_examples", batch, "assumed", "of a node: a second's work, what fits, or the job's own"),
+        Value("batch_examples", batch, "assumed", "of a node: three seconds' work, what fits, or the job's own"),
         Value("rows", rows, "assumed", "of the whole model: --rows, or every key that the synthetic data can have"),
     ]
     workload = Workload(

@@ -119,6 +119,19 @@ def test_a_batch_too_large_for_the_devices_is_cut(trained: Trained) -> None:
     assert model_bits(cut[1]) == model_bits(whole[1])
 
 
+def test_batches_that_have_to_be_cut_come_in_even_pieces_and_later_ones_are_not_read_whole(trained: Trained) -> None:
+    tight = {"budget": {"hbm_bytes": 1_900_000}, "train": {"batch_examples": 3_000, "depth": 1}}
+    tokens = [report.token for report in trained(tight)[0].progress.reports]
+    by_batch: dict[int, list[int]] = {}
+    for token in tokens:
+        by_batch.setdefault(token.first_step // 6, []).append(token.stop_step - token.first_step)
+    assert len(by_batch) == 2
+    for sizes in by_batch.values():
+        assert len(sizes) > 1
+        assert sum(sizes) == 6
+        assert max(sizes) - min(sizes) <= 1
+
+
 def test_a_diverging_run_names_the_mini_batch_and_the_slot(trained: Trained) -> None:
     wild = {"tables": {"main": {"optimizer": {"kind": "sgd", "learning_rate": 1e9}}}, "model": {"kind": "dnn"}}
     with pytest.raises(NonFiniteError, match=r"batch \d+ \(steps \d+ to \d+\).*mini-batch \d+.*slot '\w+'"):

@@ -9,7 +9,8 @@ from daskps.flow.sizing import ROOM, WANTED_SECONDS, Sizer
 
 
 def sizer(read_steps: int = 1_000) -> Sizer:
-    job: Any = SimpleNamespace(train=SimpleNamespace(minibatch_examples=4096, batch_examples=None))
+    train = SimpleNamespace(minibatch_examples=4096, batch_examples=None, sync_every=1)
+    job: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(nodes=1))
     opened: Any = SimpleNamespace(read_steps=read_steps, rows=4096 * 1000, position=0)
     return Sizer(job, opened)
 
@@ -69,3 +70,17 @@ def test_no_batch_is_larger_than_may_be_read_at_once_and_the_first_that_tells_le
     assert one.steps() == 5
     one.learn([report(5, 0.01, read_steps=3)])
     assert one.steps() == 3
+
+
+@pytest.mark.parametrize(("nodes", "sync_every", "most"), [(1, 1, 5), (2, 1, 5), (1, 4, 5), (2, 4, 40)])
+def test_once_a_batch_was_cut_no_larger_ones_are_read_unless_their_ends_are_part_of_the_result(
+    nodes: int, sync_every: int, most: int
+) -> None:
+    train = SimpleNamespace(minibatch_examples=4096, batch_examples=4096 * 40, sync_every=sync_every)
+    job: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(nodes=nodes))
+    opened: Any = SimpleNamespace(read_steps=40, rows=4096 * 1000, position=0)
+    sizer = Sizer(job, opened)
+    assert sizer.most_steps == 40
+    sizer.cut(5)
+    assert sizer.most_steps == most
+    assert sizer.steps() == 40  # what the job says; validations and snapshots are counted by it
