@@ -193,7 +193,7 @@ class Driver:
         """What to start next: of steps that are still to be read, no more than are known to fit by now."""
         token, unread = self._pieces.pop(0)
         if unread and token.stop_step - token.first_step > self._sizer.most_steps:
-            piece = _pieces(token, self._sizer.most_steps)[0]
+            piece = pieces(token, self._sizer.most_steps)[0]
             self._pieces.insert(0, (replace(token, first_step=piece.stop_step), True))  # more may fit by then
             token = piece
         return token, unread
@@ -266,8 +266,8 @@ class Driver:
             del self._flights[one.first_step]
         self._watched = {key: entry for key, entry in self._watched.items() if entry[0] in self._flights}
         whole = len(self._workers) > 1 and self._job.train.sync_every > 1
-        behind = waiting[1:] if whole else [piece for one in waiting[1:] for piece in _pieces(one, steps)]
-        again = [*_pieces(waiting[0], steps), *behind]
+        behind = waiting[1:] if whole else [piece for one in waiting[1:] for piece in pieces(one, steps)]
+        again = [*pieces(waiting[0], steps), *behind]
         self._pieces = [*((piece, False) for piece in again), *self._pieces]
         self._sizer.cut(steps)
 
@@ -387,7 +387,7 @@ class Driver:
             self._tasks.cluster.watch(future)
 
 
-def _pieces(token: Token, steps: int) -> list[Token]:
+def pieces(token: Token, steps: int) -> list[Token]:
     """The same steps, at most so many at a time and evenly: behind a small batch the next one is not ready in time."""
     first, count = token.first_step, token.stop_step - token.first_step
     parts = -(-count // steps)

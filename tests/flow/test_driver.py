@@ -4,12 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daskps.config import make_job
 from daskps.errors import PeerError
-from daskps.flow.driver import drive
+from daskps.flow.driver import drive, pieces
 from daskps.flow.progress import Outcome
 from daskps.flow.tasks import Tasks
+from daskps.types import Token
 from tests.flow.conftest import SMALL, Settings, merged
 
 
@@ -77,3 +80,14 @@ def test_a_worker_that_is_gone_or_silent_is_named_with_what_the_run_waits_for() 
         tasks.look()
     with pytest.raises(PeerError, match=r"node 1, stage pull to push, batch 5: the worker b was not heard of for 12 s"):
         tasks.look()
+
+
+@given(first=st.integers(0, 50), count=st.integers(1, 200), steps=st.integers(1, 250))
+def test_a_cut_batch_has_as_few_pieces_as_fit_and_even_ones(first: int, count: int, steps: int) -> None:
+    found = pieces(Token("run", 1, -1, first, first + count), steps)
+    sizes = [piece.stop_step - piece.first_step for piece in found]
+    assert [step for piece in found for step in range(piece.first_step, piece.stop_step)] == [
+        *range(first, first + count)
+    ]
+    assert len(sizes) == -(-count // steps)
+    assert max(sizes) - min(sizes) <= 1
