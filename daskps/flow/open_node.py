@@ -215,7 +215,7 @@ class OpenNode:
             live=self.directory.state().live,
             pool=self.pool,
             file_rows=self.room.file_rows(spec),
-            options=Options(disk_bytes=self.job.budget.disk_bytes),
+            options=Options(disk_bytes=self.room.disk_bytes(spec)),
             base=None if base is None else f"{base.path}/tables/{spec.name}",
             still_mine=self._check_epoch,
         )
