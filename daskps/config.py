@@ -187,6 +187,11 @@ class Model(Settings):
     hidden: tuple[PositiveInt, ...] = (128, 64)  # dnn, deepfm
     optimizer: Optimizer = Optimizer(kind="adagrad", learning_rate=0.05)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The hidden layers that the kind really has."""
+        return self.hidden if self.kind in {"dnn", "deepfm"} else ()
+
     @pydantic.model_validator(mode="after")
     def _dense_optimizer(self) -> Model:
         if self.optimizer.kind not in {"sgd", "adagrad", "adam"}:
@@ -217,7 +222,7 @@ class Budget(Settings):
 
     memory_bytes: Bytes = 2 * 1024**3
     hbm_bytes: Bytes = 2 * 1024**3
-    disk_bytes: Bytes | None = None  # None: the free space of the disk
+    disk_bytes: Bytes | None = None  # dealt over tables as memory is: by the bytes of an example; None: what is free
 
 
 class Cluster(Settings):

@@ -35,7 +35,7 @@ def levels(node: OpenNode, flight: Flight) -> dict[str, float]:
     mem_rows = [table.mem.cached_rows for table in node.tables]
     disk = [table.store.stats() for table in node.tables]
     return {
-        "row_capacity": node.room.rows(node.tables),
+        "row_capacity": node.room.rows(flight, node.tables),
         "read_steps": node.reading.steps(),
         "hbm_rows": sum(hbm_rows),
         "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),

@@ -185,8 +185,11 @@ class OpenNode:
     def _take_up(self, directory: ModelDirectory, snapshot: Snapshot) -> None:
         """Go on from a snapshot, if it is of the same model."""
         known, asked = snapshot.draft.settings["result"], self.job.result_fields()
-        if known != asked:
-            other = ", ".join(name for name in asked if known.get(name) != asked[name])
+        wrong = [name for name in known | asked if known.get(name) != asked.get(name)]
+        if not wrong and list(known["tables"]) != list(asked["tables"]):
+            wrong = ["the order of tables"]  # their numbers are part of initial rows, and the network's inputs
+        if wrong:
+            other = ", ".join(wrong)
             raise ConfigError(
                 f"{directory.path} holds a model of other settings ({other}; snapshot {snapshot.id}): choose another "
                 "`out`, or give the settings it was made with"
@@ -212,7 +215,7 @@ class OpenNode:
             live=self.directory.state().live,
             pool=self.pool,
             file_rows=self.room.file_rows(spec),
-            options=Options(disk_bytes=self.job.budget.disk_bytes),
+            options=Options(disk_bytes=self.room.disk_bytes(spec)),
             base=None if base is None else f"{base.path}/tables/{spec.name}",
             still_mine=self._check_epoch,
         )

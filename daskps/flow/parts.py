@@ -50,7 +50,7 @@ def build_network(job: Job, specs: list[TableSpec], features: Features, engine: 
         job.model.kind,
         tables=[(len(spec.slots), spec.dim) for spec in specs],
         dense_features=features.dense,
-        hidden=job.model.hidden if job.model.kind in {"dnn", "deepfm"} else (),
+        hidden=job.model.layers,
         seed=job.seed,
         engine=engine,
         block_examples=job.train.block_examples,

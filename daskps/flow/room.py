@@ -6,6 +6,7 @@ In: a job, its tables, which node owns which keys. Out: bytes and rows; a `Fit` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 from distributed.system import MEMORY_LIMIT
@@ -65,10 +66,18 @@ class Room:
         self._memory_used, self._hbm_used = memory_used, hbm_used
 
     def memory_bytes(self, spec: TableSpec) -> int:
-        """A table's share of the memory that is left to rows: by the bytes that an example has in it."""
+        """A table's share of the memory that is left to rows."""
+        return self._share(self._job.budget.memory_bytes - self._memory_used, spec)
+
+    def disk_bytes(self, spec: TableSpec) -> int | None:
+        """A table's share of the disk, if that has a budget."""
+        budget = self._job.budget.disk_bytes
+        return None if budget is None else self._share(budget, spec)
+
+    def _share(self, count: int, spec: TableSpec) -> int:
+        """Of bytes for all tables: by those that an example has in each."""
         weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self._specs}
-        memory_bytes = self._job.budget.memory_bytes - self._memory_used
-        return memory_bytes * weights[spec.name] // sum(weights.values())
+        return count * weights[spec.name] // sum(weights.values())
 
     @property
     def _device_bytes(self) -> float:
@@ -81,9 +90,11 @@ class Room:
         wanted = self.memory_bytes(spec) // BUFFERS // in_memory // (spec.layout.row_bytes + KEY_BYTES)
         return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
 
-    def rows(self, tables: Sequence[NodeTable]) -> int:
-        """Distinct keys of one batch that fit devices and cache."""
-        return int(min(self._hbm_rows, *map(self._served_rows, tables)))
+    def rows(self, flight: Flight, tables: Sequence[NodeTable]) -> int:
+        """Distinct keys of one batch that fit devices and cache, if tables have their parts of them as in `flight`."""
+        keys = [len(working_set.keys) for working_set in flight.sets]
+        served = (self._served_rows(table) / max(here, 1) for here, table in zip(keys, tables, strict=True))
+        return int(min(self._hbm_rows, max(sum(keys), 1) * min(served)))
 
     def check(self, examples: int, keys: int) -> None:
         """CapacityError if a step of so many examples with at least so many keys each cannot fit, whatever its rows."""
@@ -91,7 +102,7 @@ class Room:
         bags = sum(len(spec.slots) for spec in self._specs)
         pooled = sum(len(spec.slots) * spec.dim for spec in self._specs)
         batch = examples * (4 * keys + 8 * bags)
-        step = examples * (4 * sum(self._job.model.hidden) + STEP_BYTES + SORT_BYTES * keys + 4 * pooled)
+        step = examples * (4 * sum(self._job.model.layers) + STEP_BYTES + SORT_BYTES * keys + 4 * pooled)
         needed = int(LENT * (self._hbm_used + (depth + 1) * batch + DEDUP_BYTES * examples * keys + step))
         if needed > hbm_bytes:
             raise CapacityError(
@@ -110,7 +121,7 @@ class Room:
         """What part of the batch fits the devices, beside those in flight and what one step needs; over 1 if all."""
         steps = len(flight.step_starts) - 1
         batch, search, dedup = 0, 0, 0
-        step = flight.examples * (4 * sum(self._job.model.hidden) + STEP_BYTES)
+        step = flight.examples * (4 * sum(self._job.model.layers) + STEP_BYTES)
         for spec, working_set in zip(self._specs, flight.sets, strict=True):
             rows, occurrences = len(working_set.keys), len(working_set.row_of)
             batch += rows * (_row_bytes(spec) + 4 * (self._nodes - 1))  # and its numbers at the peers
@@ -136,20 +147,27 @@ class Room:
 
     def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable], shares: int = 1) -> Fit:
         """Whether the batch fits the devices here, and what it asks of whom; CapacityError if one step is too much."""
-        steps, here = len(flight.step_starts) - 1, max(len(working_set.keys) for working_set in flight.sets)
+        steps = len(flight.step_starts) - 1
         asked: tuple[tuple[int, ...], ...]
         if self._nodes > 1:
             asked = tuple(tuple(np.diff(flight.owners[spec.name].starts).tolist()) for spec in self._specs)
         else:
             asked = tuple((len(working_set.keys),) for working_set in flight.sets)
-        served = int(min(table.mem.batch_rows for table in tables))
         fitting = self._fitting(flight)
-        if steps == 1 and (fitting < 1 or max(map(max, asked)) > served):
-            budget, depth = self._job.budget, self._job.train.depth
-            raise CapacityError(
-                f"step {flight.token.first_step} alone needs {here:,} distinct rows, but this node fits "
-                f"{min(max(int(fitting * here), 0), served):,}: raise budget.hbm_bytes ({budget.hbm_bytes:,}) or "
-                f"budget.memory_bytes ({budget.memory_bytes:,}), lower train.depth ({depth}), or use smaller steps"
-            )
+        if steps == 1:
+            wanted = [max(rows) for rows in asked]  # of one owner, by table
+            served = [int(table.mem.batch_rows) for table in tables]
+            tightest = max(range(len(tables)), key=lambda number: (wanted[number] > served[number], wanted[number]))
+            if fitting < 1 or wanted[tightest] > served[tightest]:
+                self._refuse(flight, tightest, fitting, served[tightest])
         on_devices = steps if fitting >= 1 else max(1, int(steps * fitting * SLACK))
         return Fit(rank, on_devices, asked, tuple(map(self._served_rows, tables)), shares)
+
+    def _refuse(self, flight: Flight, table: int, fitting: float, served: int) -> NoReturn:
+        budget, depth, here = self._job.budget, self._job.train.depth, len(flight.sets[table].keys)
+        raise CapacityError(
+            f"step {flight.token.first_step} alone needs {here:,} distinct rows of table {self._specs[table].name!r}, "
+            f"but this node fits {min(max(int(fitting * here), 0), served):,}: raise budget.hbm_bytes "
+            f"({budget.hbm_bytes:,}) or budget.memory_bytes ({budget.memory_bytes:,}), lower train.depth ({depth}), or "
+            "use smaller steps"
+        )

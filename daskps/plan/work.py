@@ -46,7 +46,7 @@ def workload_of(
     rows = rows or _rows(job)
     row_bytes = sum(len(spec.slots) * spec.layout.row_bytes for spec in specs) / len(known.slots)
     inputs = sum(len(spec.slots) * spec.dim for spec in specs) + known.dense
-    widths = [inputs, *(job.model.hidden if job.model.kind in {"dnn", "deepfm"} else ()), 1]
+    widths = [inputs, *job.model.layers, 1]
     dense = sum(a * b + b for a, b in itertools.pairwise(widths))
     moved = DISTINCT_SHARE * (1 - HIT_RATE) * row_bytes / rates.disk_bytes
     seconds = {  # of an example

@@ -164,6 +164,11 @@ class Stock:
             files_bytes = sum(map(self.shape.data_bytes, rows.values()))
             return files_bytes + self.shelf.leaving_bytes + saved_bytes + len(self._manifest.text())
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many bytes more stay within the disk budget."""
+        budget = self._options.disk_bytes
+        return budget is None or self.disk_bytes + count <= budget
+
     # ---- inside
 
     def _stage(self, keys: Keys, rows: Floats) -> int:

@@ -216,7 +216,8 @@ class Store:
     def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
         """Make the current state durable under a new id; `confirm` or `discard` decides about it later.
 
-        The index is saved with it when `save_index` says so; by default once as many bytes were appended as it has.
+        The index is saved with it when `save_index` says so; by default once as many bytes were appended as it has, if
+        the disk budget has room for it.
         """
         return self._snapshot(snapshot_id, save_index, "prepared")
 
@@ -314,7 +315,8 @@ class Store:
                     f"{self._files.url}: fsync failed ({error}); close the store and open it at its last snapshot"
                 ) from error
             if save_index is None:
-                save_index = self._unsaved_bytes >= self._stock.index.memory_bytes
+                index_bytes = self._stock.index.memory_bytes
+                save_index = self._unsaved_bytes >= index_bytes and self._stock.has_room(index_bytes)
             number = self._manifest.next_number
             try:
                 snapshot, sent = saved.write_snapshot(

@@ -15,7 +15,8 @@ from daskps.errors import CapacityError, NonFiniteError
 from daskps.flow.inputs import synthetic
 from daskps.flow.progress import Outcome, Progress
 from daskps.flow.room import check_memory
-from tests.flow.conftest import SMALL, merged, model_bits
+from daskps.handle import open_model
+from tests.flow.conftest import SMALL, Settings, merged, model_bits
 
 Trained = Callable[..., tuple[Outcome, Path]]
 VALIDATED = {"data": {"validation_rows": 1_000}}
@@ -54,7 +55,8 @@ def test_several_epochs_go_over_the_data_again(trained: Trained) -> None:
 
 
 def test_a_step_that_cannot_fit_the_devices_is_refused_with_figures(trained: Trained) -> None:
-    with pytest.raises(CapacityError, match=r"alone needs [\d,]+ distinct rows, but this node fits [\d,]+: raise"):
+    words = r"alone needs [\d,]+ distinct rows of table 'main', but this node fits [\d,]+: raise"
+    with pytest.raises(CapacityError, match=words):
         trained({"budget": {"hbm_bytes": 1_300_000}})
 
 
@@ -130,6 +132,36 @@ def test_batches_that_have_to_be_cut_come_in_even_pieces_and_later_ones_are_not_
         assert len(sizes) > 1
         assert sum(sizes) == 6
         assert max(sizes) - min(sizes) <= 1
+
+
+TWO_TABLES: Settings = {
+    "slots": [{"name": f"s{at}", "table": "other" if at else "main"} for at in range(5)],
+    "tables": {"other": {"dimension": 16}},
+}
+
+
+def test_what_a_table_fits_has_nothing_to_do_with_the_rows_of_another(trained: Trained) -> None:
+    """The table of one slot gets a small part of the memory, in which no step of the other table would fit."""
+    whole = trained(TWO_TABLES)[1]
+    outcome, path = trained(TWO_TABLES, {"budget": {"memory_bytes": "2.5MB"}, "train": {"batch_examples": 500}})
+    first = outcome.progress.reports[0]
+    assert first.counts["distinct_keys"] < first.levels["row_capacity"]  # that a batch of this size fits is known
+    assert model_bits(path) == model_bits(whole)
+
+
+def test_the_disk_budget_is_that_of_all_tables_together(trained: Trained) -> None:
+    even = {"slots": [{"name": f"s{at}", "table": "other" if at else "main"} for at in range(2)]}
+    even |= {"data": {"synthetic": {"slots": 2}}, "tables": {"other": SMALL["tables"]["main"]}}
+    with open_model(trained(even)[1]) as model:
+        used = sum(table["rows"] * (table["row_bytes"] + 8) for table in model.statistics()["tables"].values())
+    with pytest.raises(CapacityError, match="the disk budget is"):
+        trained(even, {"budget": {"disk_bytes": int(used * 0.75)}})
+    trained(even, {"budget": {"disk_bytes": int(used * 3)}})
+
+
+def test_only_networks_with_hidden_layers_take_room_for_them(trained: Trained) -> None:
+    lr = {"model": {"kind": "lr", "hidden": [100_000]}, "tables": {"main": {"dimension": 1}}}
+    assert trained(lr, {"budget": {"hbm_bytes": "30MB"}})[0].progress.position == 6_000
 
 
 def test_a_diverging_run_names_the_mini_batch_and_the_slot(trained: Trained) -> None:

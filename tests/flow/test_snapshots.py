@@ -8,7 +8,7 @@ import pytest
 from daskps.cluster.commit import ModelDirectory
 from daskps.errors import ConfigError, DaskpsError
 from daskps.flow.progress import Progress
-from tests.flow.conftest import Trained, model_bits
+from tests.flow.conftest import SMALL, Trained, model_bits
 
 
 def stopper(batches: int) -> dict[str, Any]:
@@ -70,6 +70,14 @@ def test_other_settings_are_refused(trained: Trained) -> None:
     path = trained()[1]
     with pytest.raises(ConfigError, match="holds a model of other settings"):
         trained({"seed": 9}, out=path)
+
+
+def test_another_order_of_tables_is_another_model(trained: Trained, tmp_path: Path) -> None:
+    tables = {"main": SMALL["tables"]["main"], "other": SMALL["tables"]["main"]}
+    slots = {"slots": [{"name": f"s{at}", "table": "other" if at else "main"} for at in range(5)]}
+    path = trained({"tables": tables}, slots, out=tmp_path / "stopped", **stopper(2))[1]
+    with pytest.raises(ConfigError, match="the order of tables"):
+        trained({"tables": None}, {"tables": dict(reversed(tables.items()))}, slots, out=path)
 
 
 def test_validations_and_early_stopping_are_the_same_after_interruptions(trained: Trained, tmp_path: Path) -> None:

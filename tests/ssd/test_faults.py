@@ -157,6 +157,23 @@ def test_the_disk_budget_is_kept_with_figures_and_a_remedy(tmp_path, pool: Compu
         check(store, as_dict(keys, rows))
 
 
+@pytest.mark.parametrize("disk_bytes", [None, 200_000, 60_000])
+def test_an_index_is_saved_only_where_the_disk_budget_has_room_for_it(
+    tmp_path, pool: ComputePool, disk_bytes: int | None
+) -> None:
+    keys = np.arange(1000, dtype=np.uint64)
+    options = Options(disk_bytes=disk_bytes, background_compaction=False)
+    with Store.create(tmp_path, LAYOUT, pool=pool, options=options, **SMALL) as store:
+        rows = rows_for(keys)
+        for _ in range(5):  # more bytes than the index has: from then on it is worth saving
+            store.append(keys, rows)
+        snapshot = store.commit("a")
+        assert (snapshot.index_bytes is None) == (disk_bytes == 60_000)
+        assert store.disk_bytes <= (disk_bytes or store.disk_bytes)
+    with Store.open(tmp_path, pool=pool) as store:
+        check(store, as_dict(keys, rows))
+
+
 def test_a_store_cannot_be_made_on_a_full_disk_but_later(tmp_path, pool: ComputePool) -> None:
     for full_from in (0, 3, 9):
         disk = FullDisk(full_from)
