@@ -7,6 +7,7 @@ variables under the run's name.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,10 +70,12 @@ def submit(job: Job | Mapping[str, Any], client: Client, *, name: str | None = N
     client.register_plugin(NodePlugin())
     client.register_plugin(NannyMemoryPlugin())
     _variable(name, "stop", client).set(False)
+    _variable(name, "outcome", client).set(None)
     _variable(name, "progress", client).set({"position": 0, "stop_position": 0, "batch": -1, "metrics": {}})
-    future = client.submit(
-        _drive, job.model_dump(mode="json"), name, key=("daskps-driver", name, time.time_ns()), retries=3
-    )
+    # Dask runs it again when its worker is lost. What the run itself raises is final: another attempt would only take
+    # the workers, or the model, away from whoever has them now.
+    key = ("daskps-driver", name, time.time_ns())
+    future = client.submit(_drive, job.model_dump(mode="json"), name, key=key, retries=0)
     _variable(name, "driver", client).set(future)
     fire_and_forget(future)
     return Submission(name, client)
@@ -112,11 +115,16 @@ def _drive(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _drive_with(client: Client, settings: dict[str, Any], name: str) -> dict[str, Any]:
     stop, shown = _variable(name, "stop", client), _variable(name, "progress", client)
+    told = _variable(name, "outcome", client)
     looked = [time.monotonic(), False]
+    if found := told.get(timeout=FIND_SECONDS):  # Dask has lost the worker that kept the result of a run that is over
+        return dict(found)
 
     def should_stop() -> bool:
         if time.monotonic() - looked[0] > LOOK_SECONDS:
-            looked[:] = [time.monotonic(), stop.get(timeout=FIND_SECONDS)]
+            with contextlib.suppress(TimeoutError):  # a scheduler may be slow
+                looked[1] = stop.get(timeout=FIND_SECONDS)
+            looked[0] = time.monotonic()
         return bool(looked[1])
 
     def tell(progress: Progress) -> None:
@@ -133,7 +141,7 @@ def _drive_with(client: Client, settings: dict[str, Any], name: str) -> dict[str
 
     outcome = train(make_job(settings), client=client, on_progress=tell, should_stop=should_stop)
     validations = outcome.progress.validations
-    return {
+    result = {
         "directory": outcome.directory,
         "snapshot": outcome.snapshot,
         "report": outcome.report,
@@ -141,3 +149,5 @@ def _drive_with(client: Client, settings: dict[str, Any], name: str) -> dict[str
         "metrics": outcome.metrics,
         "validation": validations[-1].metrics if validations else None,
     }
+    told.set(result)
+    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskps
+from daskps.cluster.commit import ModelDirectory
 from daskps.cluster.plugin import THREADS
+from daskps.flow.progress import Outcome, Progress
 
+submitting = sys.modules["daskps.submit"]  # in the package its name is the function's
+LONG = {"format": "synthetic", "synthetic": {"examples": 100_000_000, "slots": 3, "keys_per_slot": 500}}
 JOB: dict[str, Any] = {
     "data": {"format": "synthetic", "synthetic": {"examples": 4_000, "slots": 3, "keys_per_slot": 500}},
     "model": {"hidden": [8]},
@@ -24,7 +29,7 @@ JOB: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
-        n_workers=1, processes=False, threads_per_worker=THREADS, memory_limit=0, dashboard_address=":0"
+        n_workers=2, processes=False, threads_per_worker=THREADS, memory_limit=0, dashboard_address=":0"
     ) as cluster:
         yield cluster
 
@@ -41,9 +46,8 @@ def test_whoever_connects_finds_the_run_and_its_outcome(cluster: LocalCluster, t
 
 
 def test_a_run_that_is_stopped_leaves_a_snapshot(cluster: LocalCluster, tmp_path: Path) -> None:
-    long = {"format": "synthetic", "synthetic": {"examples": 100_000_000, "slots": 3, "keys_per_slot": 500}}
     with Client(cluster, set_as_default=False) as client:
-        run = daskps.submit({**JOB, "data": long, "out": str(tmp_path / "m")}, client, name="long")
+        run = daskps.submit({**JOB, "data": LONG, "out": str(tmp_path / "m")}, client, name="long")
         while run.status()["position"] == 0:
             pass
         with pytest.raises(daskps.DaskpsError, match="under way"):
@@ -58,3 +62,50 @@ def test_a_run_that_is_stopped_leaves_a_snapshot(cluster: LocalCluster, tmp_path
 def test_an_unknown_name_lists_the_known_ones(cluster: LocalCluster) -> None:
     with Client(cluster, set_as_default=False) as client, pytest.raises(daskps.DaskpsError, match="left"):
         daskps.find("nobody", client)
+
+
+def test_runs_of_two_models_share_a_cluster_that_has_workers_for_both(cluster: LocalCluster, tmp_path: Path) -> None:
+    with Client(cluster, set_as_default=False) as client:
+        long = daskps.submit({**JOB, "data": LONG, "out": str(tmp_path / "long")}, client, name="one")
+        while long.status()["position"] == 0:
+            pass
+        short = daskps.submit({**JOB, "out": str(tmp_path / "short")}, client, name="another")
+        assert short.result()["position"] == 4_000
+        long.stop()
+        assert long.result()["snapshot"].startswith("000001-")  # never disturbed: of its first epoch
+
+
+def test_what_a_run_raises_is_final(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("label,a\n" + "1,x\n" * 600 + "seven,x\n")
+    bad = {"format": "csv", "paths": [str(tmp_path / "bad.csv")]}
+    with Client(cluster, set_as_default=False) as client:
+        run = daskps.submit({**JOB, "data": bad, "slots": [{"name": "a"}], "out": str(tmp_path / "m")}, client)
+        with pytest.raises(daskps.DaskpsError, match="line 602"):
+            run.result()
+    assert ModelDirectory(str(tmp_path / "m")).state().epoch == 1
+
+
+def test_a_driver_whose_result_was_lost_with_its_worker_tells_it_again(cluster: LocalCluster, tmp_path: Path) -> None:
+    job = {**JOB, "out": str(tmp_path / "m")}
+    with Client(cluster, set_as_default=False) as client:
+        result = daskps.submit(job, client, name="over").result()
+        assert submitting._drive_with(client, job, "over") == result  # what Dask then runs
+    assert ModelDirectory(str(tmp_path / "m")).state().epoch == 1
+
+
+def test_a_scheduler_that_is_slow_to_say_whether_to_stop_ends_no_run(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: Any, **__: Any) -> None:
+        raise TimeoutError
+
+    def train(job: Any, *, should_stop: Any, **_: Any) -> Outcome:
+        monkeypatch.setattr("distributed.Variable.get", late)
+        assert not should_stop()
+        return Outcome(job.out, None, Progress(0, 0, -1))
+
+    monkeypatch.setattr(submitting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(submitting, "train", train)
+    with Client(cluster, set_as_default=False) as client:
+        submitting._variable("slow", "outcome", client).set(None)
+        assert submitting._drive_with(client, {**JOB, "out": str(tmp_path)}, "slow")["position"] == 0

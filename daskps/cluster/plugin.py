@@ -31,6 +31,7 @@ class NodePlugin(WorkerPlugin):
 
     def __init__(self) -> None:
         self.node: Any = None
+        self.opening: str | None = None  # the path of a model, while its node is made
 
     def setup(self, worker: distributed.Worker) -> None:
         if worker.state.nthreads < THREADS:

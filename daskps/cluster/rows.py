@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import settle
+from daskps.cluster.files import LocalFiles
 from daskps.ssd import Options, Partitions
 from daskps.ssd.format import LOCK
 from daskps.ssd.partitions import partition_name
@@ -62,7 +63,7 @@ def open_rows(
         copy_partition(f"{base}/{partition_name(number)}", f"{path}/{partition_name(number)}")
     rows = Partitions.open(path, pool=pool, owned=owned, snapshot=snapshot, options=options)
     for partition in rows.stores.values():
-        settle(partition, [str(snapshot)])
+        settle(partition, [])  # the base's snapshots are none of this model, which may come to the same names itself
     return rows
 
 
@@ -83,10 +84,15 @@ def clear_partition(path: str, still_mine: Callable[[], None]) -> None:
 
 
 def copy_partition(source: str, target: str) -> None:
-    """Parameter files are never changed, so links will do where the file system has them."""
+    """Parameter files are never changed, so links will do where the file system has them.
+
+    All of it is durable then: a store that opens it syncs only what it writes itself.
+    """
     shutil.copytree(
         source, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(LOCK), dirs_exist_ok=True
     )
+    for folder in (os.path.dirname(target), *(folder for folder, _, _ in os.walk(target))):
+        LocalFiles().sync(folder)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -98,3 +104,4 @@ def _link_or_copy(source: str, target: str) -> None:
     except OSError:
         pass
     shutil.copyfile(source, target)
+    LocalFiles().sync(target)

@@ -12,20 +12,19 @@ stage before it (same batch) and for itself (batch before), so each kind of stag
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from daskps.config import Job
-from daskps.errors import BackendError, DataError
-from daskps.flow.begin import Begun
+from daskps.errors import BackendError, DataError, LockedError
+from daskps.flow.begin import Begun, model_path
 from daskps.flow.fitting import fitting_steps
 from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation, record_of
 from daskps.flow.sizing import Sizer
-from daskps.flow.tasks import LOST, Cluster, Task, Tasks, wait_for_workers
+from daskps.flow.tasks import LOST, Cluster, Task, Tasks, choose_workers, wait_for_workers
 from daskps.types import Token
 
 logger = logging.getLogger("daskps.flow")
@@ -50,6 +49,7 @@ async def drive(
         try:
             workers = await wait_for_workers(cluster, job.cluster.nodes, seconds)
             cluster.prepare()
+            workers = await choose_workers(cluster, workers, job.cluster.nodes, run, model_path(job))
             tasks = Tasks(cluster, workers, run, job.cluster.wait_seconds)
             driver = Driver(tasks, job, progress, epoch, on_progress, should_stop, frame, again=lost is not None)
             return await driver.run()
@@ -139,8 +139,7 @@ class Driver:
 
     async def _open(self) -> Opened:
         """Open the model on all nodes: one begins an epoch, nobody keeps an older one, all open it, all join."""
-        path = os.fspath(self._job.out).rstrip("/")
-        begun: Begun = (await self._control("begin", self._job, ranks=[0]))[0]
+        path, begun = model_path(self._job), await self._begin()
         self.epoch = begun.epoch
         others = [worker for worker in self._tasks.cluster.present() if worker not in self._workers]
         await self._tasks.try_on(others, "release", self.epoch, path, False, self._again)
@@ -163,6 +162,17 @@ class Driver:
             opened.position, opened.rows, opened.batch, opened.snapshot, opened.metrics, opened.validations
         )
         return opened
+
+    async def _begin(self) -> Begun:
+        """The next epoch. It ends the one before, so a model that others write to is left alone, unless they are
+        workers of this cluster, who will let go of it."""
+        try:
+            return (await self._control("begin", self._job, ranks=[0]))[0]  # type: ignore[no-any-return]
+        except LockedError:
+            models = await self._tasks.models_open(self._tasks.cluster.present())
+            if model_path(self._job) not in models.values():
+                raise
+        return (await self._control("begin", self._job, True, ranks=[0]))[0]  # type: ignore[no-any-return]
 
     # -- batches ---------------------------------------------------------------------------------------------------
 

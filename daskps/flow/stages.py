@@ -18,13 +18,14 @@ from daskps.cluster.link import Wire
 from daskps.cluster.node import Flight, Read
 from daskps.cluster.plugin import plugin_here
 from daskps.errors import StaleError, TrainingError
-from daskps.flow.begin import begin
+from daskps.flow.begin import begin, model_path
 from daskps.flow.dedup import by_owner, find_working_set
 from daskps.flow.fitting import Fit
 from daskps.flow.inputs import skipped_rows
 from daskps.flow.levels import counts, levels
 from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
+from daskps.flow.tasks import HOLDING
 from daskps.hbm.table import HbmTable
 from daskps.types import Token
 
@@ -46,8 +47,9 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
     """The task of what happens outside the stages, one at a time; most verbs are methods of `OpenNode`."""
     plugin = plugin_here()
     if verb == "begin":
-        (job,) = values
-        return begin(job, run, epoch)
+        return begin(values[0], run, epoch, *values[1:])
+    if verb == HOLDING:
+        return holding(plugin)
     if verb == "release":
         return release(plugin, run, epoch, *values)
     if verb == "open":
@@ -56,7 +58,11 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
         worker = get_worker()
         wire = Wire.of_worker(worker, job.cluster.protocol)
         limit = worker.memory_manager.memory_limit
-        plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire, limit_bytes=limit)
+        plugin.opening = model_path(job)
+        try:
+            plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire, limit_bytes=limit)
+        finally:
+            plugin.opening = None
         return plugin.node.opened()
     if verb == "close":
         return close(plugin, run, epoch)
@@ -73,6 +79,13 @@ def find_node(plugin: Any, verb: str, run: str, epoch: int) -> Any:
     return node
 
 
+def holding(plugin: Any) -> str | None:
+    """The path of the model that this worker has open, or is just opening or closing."""
+    node = plugin.node
+    path: str | None = plugin.opening if node is None else node.directory.path
+    return path
+
+
 def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool, again: bool) -> None:
     """Close the node that is open here if it has the model at `path` open, or if the worker is `wanted`.
 
@@ -87,8 +100,7 @@ def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool, again: b
         raise TrainingError(
             f"a worker of run {run} now trains {node.directory.path} (run {node.run}): use more workers"
         )
-    plugin.node = None
-    node.close()
+    _let_go(plugin)
 
 
 def check_free(plugin: Any) -> None:
@@ -102,8 +114,15 @@ def close(plugin: Any, run: str, epoch: int) -> None:
     """End an epoch on this worker; one that has ended is fine."""
     node = plugin.node
     if node is not None and (node.run, node.epoch.number) == (run, epoch):
+        _let_go(plugin)
+
+
+def _let_go(plugin: Any) -> None:
+    """Until it is closed, the node is there: its partitions are locked."""
+    try:
+        plugin.node.close()
+    finally:
         plugin.node = None
-        node.close()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ runs this very code. Dask's (`daskps.flow.workers`) blocks instead: there, no co
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from distributed.scheduler import KilledWorker
 from daskps.errors import BackendError, LockedError, PeerError, StaleError
 
 LOST = (PeerError, StaleError, LockedError, KilledWorker, CancelledError)  # another epoch may do better
+HOLDING = "holding"  # the one question that workers answer whatever they are at: which model they have open
 LOOK_SECONDS = 1.0  # between two looks at whether all workers are there
 CAUSE_SECONDS = 2.0  # for the node that stopped the others to say why
 CLOSE_SECONDS = 30.0  # for a node to finish the stage that it is at
@@ -139,8 +141,8 @@ class Tasks:
                     "stuck: look at its log and its machine, or raise cluster.wait_seconds"
                 )
 
-    async def try_on(self, workers: Iterable[str], stage: str, *values: Any) -> None:
-        """Have workers do something, as far as they are there and can within a while."""
+    async def try_on(self, workers: Iterable[str], stage: str, *values: Any) -> dict[str, Any]:
+        """Have workers do something, as far as they are there and can within a while; what those that could answer."""
         cluster = self.cluster
         asked = {worker: cluster.submit(worker, stage, self.run, *values) for worker in self._lively(workers)}
         for task in asked.values():
@@ -149,6 +151,16 @@ class Tasks:
         while cluster.time() < until and not all(task.done() for task in asked.values()):
             if not await cluster.pause(LOOK_SECONDS):
                 asked = {worker: asked[worker] for worker in self._lively(asked)}
+        answers = {}
+        for worker, task in asked.items():
+            if task.status == "finished":
+                with contextlib.suppress(TimeoutError, *LOST):  # it is gone by now
+                    answers[worker] = await cluster.fetch(task, LOOK_SECONDS)
+        return answers
+
+    async def models_open(self, workers: Iterable[str]) -> dict[str, str | None]:
+        """The path of the model that is open on each of these workers, None where there is none."""
+        return await self.try_on(workers, HOLDING, 0)
 
     def _lively(self, workers: Iterable[str]) -> list[str]:
         there = self.cluster.present()
@@ -156,14 +168,22 @@ class Tasks:
 
 
 async def wait_for_workers(cluster: Cluster, nodes: int, seconds: float) -> list[str]:
-    """Workers for so many nodes, when they are there; by rank."""
+    """All workers, when they are enough for so many nodes."""
     until = cluster.time() + seconds
     while True:
         quiet = cluster.present()
         workers = [worker for worker in quiet if quiet[worker] < QUIET_SECONDS]
         if len(workers) >= nodes:
-            return workers[:nodes]
+            return workers
         if cluster.time() >= until:
             silent = f", {len(quiet) - len(workers)} of them silent" if len(quiet) > len(workers) else ""
             raise BackendError(f"the job wants {nodes} nodes, the cluster has {len(quiet)} workers{silent}")
         await cluster.sleep(0.1)
+
+
+async def choose_workers(cluster: Cluster, workers: Sequence[str], nodes: int, run: str, path: str) -> list[str]:
+    """Workers for so many nodes, by rank. Where there are more, those on which another model is open come last."""
+    if len(workers) == nodes:
+        return list(workers)
+    known = await Tasks(cluster, workers, run, 0.0).models_open(workers)
+    return sorted(workers, key=lambda worker: known.get(worker, "it does not say") not in (None, path))[:nodes]

@@ -18,7 +18,7 @@ from distributed import Client, Future
 from daskps.cluster.plugin import STAGES, NannyMemoryPlugin, NodePlugin
 from daskps.errors import PeerError, TrainingError
 from daskps.flow.stages import run_control, run_stage
-from daskps.flow.tasks import Task
+from daskps.flow.tasks import HOLDING, Task
 
 T = TypeVar("T")
 CONTROL = "control"
@@ -66,8 +66,13 @@ class Workers:
         """A task of this one worker: `run_stage` for a stage of a batch, `run_control` for everything else."""
         self._count += 1
         staged = stage in STAGES and stage != CONTROL
-        executor = f"daskps-{stage if staged else CONTROL}"
-        key = (executor, run, time.time_ns(), self._count)  # Dask groups tasks by the first part
+        executor = "default" if stage == HOLDING else f"daskps-{stage if staged else CONTROL}"
+        key = (
+            f"daskps-{stage if staged else CONTROL}",
+            run,
+            time.time_ns(),
+            self._count,
+        )  # Dask groups tasks by the first part
         values = (stage, *values) if staged else (stage, run, *values)
         with annotate(executor=executor):
             future: Future[Any] = self._client.submit(

@@ -12,7 +12,8 @@ from daskps.cluster.commit import ModelDirectory
 from daskps.cluster.message import Message, refusal
 from daskps.errors import DaskpsError, StaleError
 from daskps.flow.begin import Begun, take_over
-from daskps.flow.stages import check_free, close, find_node, release
+from daskps.flow.stages import check_free, close, find_node, holding, release
+from daskps.flow.tasks import HOLDING
 from daskps.types import Token
 from tests.cluster.process import Process
 from tests.cluster.simulated_node import SimNode
@@ -27,6 +28,7 @@ class SimWorker(Process):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.node: SimNode | None = None
+        self.opening: str | None = None
         self._threads: dict[str, asyncio.Lock] = {}
         self.gone_at: float | None = None  # when the scheduler hears that it is
 
@@ -45,6 +47,8 @@ class SimWorker(Process):
             snapshot = self.directory().snapshot()
             self.world.check_snapshot(snapshot)
             return Begun(taken.number, taken.index, snapshot.id if snapshot else None, None)
+        if verb == HOLDING:
+            return holding(self)
         if verb == "release":
             return release(self, run, epoch, *values)
         if verb == "open":

@@ -103,6 +103,14 @@ def test_new_data_goes_on_from_an_existing_model(trained: Trained, tmp_path: Pat
     assert trained(more, out=path)[0].progress.examples == 0  # taken up from its own snapshot, not begun again
 
 
+def test_a_model_may_come_to_the_snapshot_names_of_the_one_that_it_starts_from(trained: Trained) -> None:
+    first, base = trained()
+    again, path = trained({"start_from": str(base)})
+    assert again.snapshot == first.snapshot
+    assert again.progress.examples == 6_000
+    assert model_bits(path) != model_bits(base)
+
+
 def test_start_from_nothing_is_refused(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no model"):
         trained({"start_from": str(tmp_path / "none")})

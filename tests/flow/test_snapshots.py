@@ -1,13 +1,16 @@
 """A run that stops goes on from its last snapshot, and ends with the bits of a run that was left alone."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import ModelDirectory
-from daskps.errors import ConfigError, DaskpsError
+from daskps.errors import ConfigError, DaskpsError, LockedError
 from daskps.flow.progress import Progress
+from daskps.ssd import Partitions
 from tests.flow.conftest import SMALL, Trained, model_bits
 
 
@@ -99,3 +102,16 @@ def test_validations_and_early_stopping_are_the_same_after_interruptions(trained
     assert model_bits(out) == model_bits(path)
     again = trained(settings, out=out)[0].progress
     assert again.examples == 0, "a run that has stopped early has nothing to do"
+
+
+def test_a_model_that_another_process_writes_to_is_left_to_it(trained: Trained) -> None:
+    path = trained({"train": {"snapshot_every_batches": 1}}, **stopper(2))[1]
+    before = ModelDirectory(str(path)).state()
+    with (
+        ComputePool(1) as pool,
+        Partitions.open(path / "tables" / "main", pool=pool, owned=[1], snapshot=before.last),
+        pytest.raises(LockedError, match=f"process {os.getpid()} is writing"),
+    ):
+        trained({"cluster": {"restarts": 0}}, out=path)
+    assert ModelDirectory(str(path)).state() == before  # so whoever writes may still publish
+    assert trained(out=path)[0].progress.position == 6_000

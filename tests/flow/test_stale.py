@@ -8,7 +8,7 @@ import pytest
 
 from daskps.cluster.node import Flights, Read
 from daskps.errors import StaleError, TrainingError
-from daskps.flow.stages import check_free, close, find_node, release
+from daskps.flow.stages import check_free, close, find_node, holding, release
 from daskps.types import Batch, Token
 
 
@@ -21,7 +21,7 @@ def worker(run: str = "run", epoch: int = 3, path: str = "model") -> Any:
         directory=SimpleNamespace(path=path),
         close=lambda: closed.append(run),
     )
-    return SimpleNamespace(node=node, closed=closed)
+    return SimpleNamespace(node=node, opening=None, closed=closed)
 
 
 @pytest.mark.parametrize(("run", "epoch"), [("other", 3), ("run", 2), ("run", 4)])
@@ -74,3 +74,14 @@ def test_a_run_that_starts_again_takes_no_worker_from_another_model() -> None:
     assert here.node is not None
     release(here, "next", 1, "model", True, False)
     assert here.closed == ["run"]
+
+
+def test_a_worker_has_a_model_from_before_its_node_is_made_until_it_is_closed() -> None:
+    """Its partitions are locked all that time, and whoever finds them locked asks whose they are."""
+    here = worker()
+    here.node.close = lambda: here.closed.append(holding(here))
+    close(here, "run", 3)
+    assert here.closed == ["model"]
+    assert holding(here) is None
+    here.opening = "next"
+    assert holding(here) == "next"
