@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from daskps.model.metrics import Metrics
 from daskps.ssd import Partitions
 from daskps.types import Batch, Bools, Floats, Keys, RowLayout
 
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 PREDICT_EXAMPLES = 1 << 15  # at once: the rows of so many examples are in memory
 
 
@@ -153,14 +154,24 @@ class Model:
 
     def predict_batches(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
         """Probabilities of a stream of batches, each with the batch (or the part of it) that they belong to."""
-        for batch in batches:
-            for start in range(0, batch.examples, PREDICT_EXAMPLES):
-                part = batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
-                yield part, self._network.probabilities(self._predictor.logits(part))
+        for part in self._parts(batches):
+            yield part, self._network.probabilities(self._predictor.logits(part))
 
-    def read(self, paths: str | Sequence[str], format: str | None = None) -> Iterator[Batch]:
+    def _parts(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The examples of batches, as many at once as are to be in memory."""
+        slots = self._features.slots
+        for batch in batches:
+            if not isinstance(batch, Batch):
+                raise ArgumentError(f"got a {type(batch).__name__} where batches are wanted; frames are for `predict`")
+            if batch.slots != len(slots):  # others would be taken for them by their numbers
+                raise ArgumentError(f"a batch of {batch.slots} slots came, but the model has {len(slots)}: {slots}")
+            for start in range(0, batch.examples, PREDICT_EXAMPLES):
+                yield batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
+
+    def read(self, paths: Paths, format: str | None = None) -> Iterator[Batch]:
         """The examples of files, with the job's schema; `format` is the job's own unless said otherwise."""
-        with inputs.open_data(self.job, [paths] if isinstance(paths, str) else paths, self._pool, format) as reader:
+        named = [paths] if isinstance(paths, str | os.PathLike) else paths
+        with inputs.open_data(self.job, [os.fspath(path) for path in named], self._pool, format) as reader:
             for batch in reader.batches(PREDICT_EXAMPLES):
                 self.bad_rows = inputs.skipped_rows(reader)
                 yield self._hashed(batch)
@@ -183,9 +194,7 @@ class Model:
             yield batch
         reader.close()
 
-    def evaluate(
-        self, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None
-    ) -> dict[str, float]:
+    def evaluate(self, data: Paths | Iterable[Batch] | None = None, format: str | None = None) -> dict[str, float]:
         """Metrics on files, on batches, or by default on the job's validation data."""
         metrics = Metrics()
         for part, logits in self._scored(data, format):
@@ -193,7 +202,7 @@ class Model:
         return metrics.summary()
 
     def evaluate_by(
-        self, slot: str, data: str | Sequence[str] | Iterable[Batch] | None = None, format: str | None = None
+        self, slot: str, data: Paths | Iterable[Batch] | None = None, format: str | None = None
     ) -> GroupValues:
         """Metrics for each value of a slot, and the AUC within values (GAUC); of a fair sample where there are many."""
         if slot not in self._features.slots:
@@ -203,18 +212,14 @@ class Model:
             metrics.update(part, logits)
         return metrics.values()
 
-    def _scored(
-        self, data: str | Sequence[str] | Iterable[Batch] | None, format: str | None
-    ) -> Iterator[tuple[Batch, Floats]]:
+    def _scored(self, data: Paths | Iterable[Batch] | None, format: str | None) -> Iterator[tuple[Batch, Floats]]:
         """Examples and their logits, piece by piece."""
         if data is None:
             batches: Iterable[Batch] = self.validation()
         else:
             batches = self.read(data, format) if _paths(data) else data  # type: ignore[arg-type, assignment]
-        for batch in batches:
-            for start in range(0, batch.examples, PREDICT_EXAMPLES):
-                part = batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
-                yield part, self._predictor.logits(part)
+        for part in self._parts(batches):
+            yield part, self._predictor.logits(part)
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
@@ -273,7 +278,8 @@ def _keys(keys: npt.ArrayLike) -> Keys:
 
 
 def _paths(data: Any) -> bool:
-    return isinstance(data, str) or (isinstance(data, Sequence) and all(isinstance(item, str) for item in data))
+    listed = data if isinstance(data, Sequence) and not isinstance(data, str) else [data]
+    return all(isinstance(item, str | os.PathLike) for item in listed)
 
 
 def open_model(path: str | os.PathLike[str], *, snapshot: str | None = None, cores: int | None = None) -> Model:
@@ -289,7 +295,7 @@ def open_model(path: str | os.PathLike[str], *, snapshot: str | None = None, cor
 
 def evaluate(
     model: str | os.PathLike[str],
-    data: str | Sequence[str] | None = None,
+    data: Paths | None = None,
     *,
     format: str | None = None,
     snapshot: str | None = None,

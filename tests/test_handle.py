@@ -43,6 +43,7 @@ def test_validation_files_and_frames_give_the_same_answers(
         metrics = model.evaluate()
         assert metrics == outcome.progress.validations[-1].metrics
         assert model.evaluate(later) == pytest.approx(metrics, rel=1e-6)  # by other blocks of examples
+        assert model.evaluate(Path(later)) == model.evaluate([later])
         assert model.evaluate(model.validation()) == metrics
         by_file = np.concatenate([values for _, values in model.predict_batches(model.read(later))])
         by_frame = model.predict(pq.read_table(later).to_pandas())
@@ -71,6 +72,11 @@ def test_what_is_not_there_is_named(tmp_path: Path, files: tuple[str, str]) -> N
             model.pull([1], field="embeding")
         with pytest.raises(ArgumentError, match="64-bit integers"):
             model.pull([1.5])
+        batch = Synthetic(examples=10, **(MADE | {"slots": SLOTS + 1})).read(0, 10)
+        with pytest.raises(ArgumentError, match=r"of 5 slots came, but the model has 4: .*slot3"):
+            model.predict(batch)
+        with pytest.raises(ArgumentError, match="got a str where batches are wanted"):
+            model.evaluate(pq.read_table(files[1]).to_pandas())
         rows = model.rows()
         model.pull(np.arange(10**6, 10**6 + 50, dtype=np.uint64))  # answered, never inserted
         assert model.rows() == rows
