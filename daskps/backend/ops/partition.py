@@ -1,4 +1,4 @@
-"""Keys dealt into P parts: owners among nodes, devices of a node, virtual partitions of a store.
+"""Keys dealt into P parts, such as the devices of a node; owners go by `Placement` of the disk tier.
 
 In: uint64 keys, the number of parts, a salt that names the level (so that levels are independent of each other), or
 plain modulo. Out: the stable order of the keys by part, and where each part starts.
@@ -14,7 +14,7 @@ from daskps.backend.check import check_array, check_int32_count
 from daskps.backend.device import Array, CpuDevice, Device
 from daskps.errors import ArgumentError
 
-OWNER_SALT = 0x8EBC6AF09C88C6E3  # virtual partitions, and through them the owner among the nodes
+OWNER_SALT = 0x8EBC6AF09C88C6E3  # where no level is named; independent of the devices' and of the disk tier's
 
 
 @dataclass(frozen=True, slots=True)
