@@ -40,6 +40,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
 FOLLOWING = "default_factory_not_called"  # a default that needs other settings, which are wrong themselves
 NonNegative = Annotated[float, Field(ge=0)]
+MOST_BLOCKS = 4096  # of a step, as daskps.model.architecture says why
 
 
 class Settings(BaseModel):
@@ -146,7 +147,7 @@ class Data(Settings):
     """
 
     format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"]
-    paths: tuple[str, ...] = ()  # files, globs, directories, fsspec URLs
+    paths: tuple[str, ...] = ()  # files, globs, directories, fsspec URLs; read in the order of their names
     validation_paths: tuple[str, ...] = ()
     validation_rows: Annotated[int, Field(ge=0)] = 0  # synthetic: so many rows after the training ones
     synthetic: SyntheticData | None = None
@@ -203,7 +204,7 @@ class Train(Settings):
     """The run. Up to `block_examples` these decide the result; the others only the speed, unless it stops early: then
     `validate_every_batches` and `batch_examples` say where it may."""
 
-    minibatch_examples: PositiveInt = 4096  # of one step, over all nodes and devices
+    minibatch_examples: Annotated[int, Field(ge=1, le=2**20)] = 4096  # of one step, over all nodes and devices
     epochs: PositiveInt = 1
     early_stopping_patience: Annotated[int, Field(ge=0)] = 0  # validations without improvement; 0 never stops early
     block_examples: PositiveInt = Field(  # dense layers run in blocks of so many examples, one block a core
@@ -215,6 +216,15 @@ class Train(Settings):
     snapshot_every_batches: Annotated[int, Field(ge=0)] = 0  # 0: only at the end
     keep_snapshots: PositiveInt = 2
     sync_every: PositiveInt = 1  # steps between merges of nodes; above 1, nodes and batches decide the result too
+
+    @pydantic.model_validator(mode="after")
+    def _few_blocks(self) -> Train:
+        if (least := -(-self.minibatch_examples // MOST_BLOCKS)) > self.block_examples:
+            raise ValueError(
+                f"a step of {self.minibatch_examples} examples in blocks of {self.block_examples} has more than "
+                f"{MOST_BLOCKS} of them, whose sums could overflow: set train.block_examples to at least {least}"
+            )
+        return self
 
 
 class Budget(Settings):

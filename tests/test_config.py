@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from daskps.config import make_job, override, parse_bytes, read_job
+from daskps.config import MOST_BLOCKS, make_job, override, parse_bytes, read_job
 from daskps.errors import ConfigError
+from daskps.model.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES
 
 SYNTHETIC = {"data": {"format": "synthetic"}}
 
@@ -46,12 +47,20 @@ def test_bytes_may_carry_a_unit(text: str, count: int) -> None:
         ({"data": {"format": "csv", "paths": "x", "synthetic": {}}}, "csv data has no synthetic"),
         ({"data": {"format": "frame", "validation_rows": 9, "synthetic": {}}}, "no synthetic, validation_rows; leave"),
         (SYNTHETIC | {"train": {"early_stopping_patience": 2}}, "no validation data to stop by"),
+        (SYNTHETIC | {"train": {"minibatch_examples": 2**20 + 1}}, "train.minibatch_examples: Input should be less"),
+        (SYNTHETIC | {"train": {"minibatch_examples": 8193, "block_examples": 2}}, "block_examples to at least 3"),
     ],
 )
 def test_a_wrong_job_is_explained(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_job(settings)
     assert words in str(caught.value)
+
+
+def test_a_step_may_be_as_large_as_its_sums_allow() -> None:
+    train = make_job(SYNTHETIC | {"train": {"minibatch_examples": 2**20, "block_examples": 256}}).train
+    assert (train.minibatch_examples, MOST_BLOCKS * train.block_examples) == (MAX_STEP_EXAMPLES, MAX_STEP_EXAMPLES)
+    assert MOST_BLOCKS == MAX_BLOCKS
 
 
 def test_everything_wrong_is_listed_at_once() -> None:

@@ -25,7 +25,7 @@ from daskps.data.source import Source
 from daskps.data.synthetic import Synthetic
 from daskps.data.text import BLOCK_BYTES
 from daskps.data.tokens import Tokens
-from daskps.errors import ConfigError
+from daskps.errors import ConfigError, DataError
 from daskps.types import Batch, Int64s
 
 BLOCKS = 8  # of the memory, one part for blocks of files
@@ -74,8 +74,11 @@ def features(job: Job) -> Features:
         found = Features(tuple(slot.name for slot in schema.slots), (default,) * len(schema.slots), 0)
     else:
         raise ConfigError(f"format {job.data.format!r} needs slots: name the columns to learn from, one [[slots]] each")
-    if synthetic is not None and len(found.slots) != synthetic.slots:
-        raise ConfigError(f"the job names {len(found.slots)} slots, but the synthetic data has {synthetic.slots}")
+    if synthetic is not None and (len(found.slots), found.dense) != (synthetic.slots, synthetic.dense_features):
+        raise ConfigError(
+            f"the job names {len(found.slots)} slots and {found.dense} dense features, but the synthetic data has "
+            f"{synthetic.slots} and {synthetic.dense_features}"
+        )
     if job.data.osrp is not None and not job.data.osrp.per_slot:
         found = Features(("hashed",), (default,), found.dense)
     if unused := sorted(set(job.tables) - set(found.tables)):
@@ -93,7 +96,8 @@ def open_training(job: Job, pool: ComputePool, rank: int, nodes: int, frame: Any
         return _hashed(job, generated, pool)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
     source = _frame_source(job, frame) if data.format == "frame" else _source(job, data.paths)
-    return _hashed(job, source.open(source.index(pool.cores), pool, order, steps, _blocks_bytes(job)), pool)
+    reader = source.open(source.index(pool.cores), pool, order, steps, _blocks_bytes(job))
+    return _hashed(job, _with_rows(reader, data.paths or data.format), pool)
 
 
 def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepReader | None:
@@ -109,7 +113,16 @@ def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepR
     if not data.validation_paths:
         return None
     source = _source(job, data.validation_paths, _file_format(data.format))
-    return _hashed(job, source.open(source.index(pool.cores), pool, Order(), steps, _blocks_bytes(job) // 4), pool)
+    reader = source.open(source.index(pool.cores), pool, Order(), steps, _blocks_bytes(job) // 4)
+    return _hashed(job, _with_rows(reader, data.validation_paths), pool)
+
+
+def _with_rows(reader: Reader, where: Any) -> Reader:
+    """The reader; DataError if there is nothing to read, which a run would take for the end of the data."""
+    if not reader.rows:
+        reader.close()
+        raise DataError(f"the data at {where} has no rows: check what was written there")
+    return reader
 
 
 class HashedReader:

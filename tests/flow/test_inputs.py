@@ -10,7 +10,7 @@ import pytest
 
 from daskps.cluster.commit import ModelDirectory
 from daskps.config import make_job
-from daskps.errors import ConfigError, NonFiniteError
+from daskps.errors import ConfigError, DataError, NonFiniteError
 from daskps.flow import inputs
 from daskps.handle import open_model
 from tests.flow.conftest import Trained, merged, model_bits, model_rows
@@ -122,6 +122,21 @@ def test_slots_and_tables_must_fit_each_other() -> None:
         inputs.features(make_job(settings))
     with pytest.raises(ConfigError, match="no slot is in table other"):
         inputs.features(make_job(merged(settings, {"slots": [{"name": "a"}]})))
+
+
+def test_synthetic_data_has_the_features_that_the_job_names() -> None:
+    named = {"slots": [{"name": "a"}, {"name": "d", "kind": "dense"}]}
+    made = {"data": {"format": "synthetic", "synthetic": {"slots": 1, "dense_features": 2}}}
+    with pytest.raises(ConfigError, match="names 1 slots and 1 dense features, but the synthetic data has 1 and 2"):
+        inputs.features(make_job(made | named))
+
+
+@pytest.mark.parametrize("which", ["paths", "validation_paths"])
+def test_data_without_rows_is_no_data(frame: pd.DataFrame, trained: Trained, tmp_path: Path, which: str) -> None:
+    frame.iloc[:300].to_csv(tmp_path / "rows.csv", index=False)
+    frame.iloc[:0].to_csv(tmp_path / "empty.csv", index=False)
+    with pytest.raises(DataError, match=r"empty.csv.* has no rows"):
+        trained(job_of("csv", [str(tmp_path / "rows.csv")]), {"data": {which: [str(tmp_path / "empty.csv")]}})
 
 
 def test_several_nodes_read_one_data_frame(frame: pd.DataFrame, trained: Trained, on_nodes: Trained) -> None:
