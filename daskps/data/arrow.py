@@ -203,8 +203,9 @@ def _dictionary_column(array: pa.DictionaryArray, slot: Slot, seed: int) -> KeyC
         valid=_valid(indices),
         bit_offset=indices.offset,
     )
-    if array.dictionary.null_count or values.bad is not None:
-        return _through_dictionary(column, array, values)
+    missing = array.dictionary.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+    if missing.any() or values.bad is not None:
+        return _through_dictionary(column, array, values, ~missing)
     return column
 
 
@@ -216,9 +217,10 @@ def _distinct_keys(values: KeyColumn, count: int) -> Keys:
     return keys
 
 
-def _through_dictionary(column: KeyColumn, array: pa.DictionaryArray, values: KeyColumn) -> KeyColumn:
-    """A row is missing or bad where its distinct value is."""
-    valid = array.dictionary.is_valid().to_numpy(zero_copy_only=False)
+def _through_dictionary(
+    column: KeyColumn, array: pa.DictionaryArray, values: KeyColumn, valid: npt.NDArray[np.bool_]
+) -> KeyColumn:
+    """A row is missing or bad where its distinct value is; `valid` tells which of these are there."""
     there = array.indices.is_valid().to_numpy(zero_copy_only=False)
     numbers = np.where(there, array.indices.fill_null(0).to_numpy(zero_copy_only=False), 0)
     good = there & valid[numbers] if len(valid) else there

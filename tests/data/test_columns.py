@@ -124,6 +124,20 @@ def test_a_number_has_one_key_whether_it_is_an_integer_or_text(tmp_path: Path, p
         np.testing.assert_array_equal(found, keys[0])
 
 
+@pytest.mark.parametrize("slot", [Slot("a"), Slot("a", raw=True), Slot("a", kind="integer")])
+def test_a_float_that_is_no_number_is_a_missing_value_also_among_distinct_values(
+    tmp_path: Path, pool: ComputePool, slot: Slot
+) -> None:
+    values = pa.array([0.0, 7.0, float("nan"), None, 0.0])
+    labels = pa.array([0] * len(values))
+    plain, distinct = (
+        read(tmp_path / "a.parquet", pa.table({"label": labels, "a": column}), Schema((slot,)), pool)
+        for column in (values, values.dictionary_encode())
+    )
+    assert distinct.keys.tolist() == plain.keys.tolist()
+    assert distinct.offsets.tolist() == plain.offsets.tolist()
+
+
 def test_dense_features_and_weights_come_from_their_columns(tmp_path: Path, pool: ComputePool) -> None:
     schema = Schema(
         (Slot("words", kind="multi", weights="scores"), Slot("shop")),
