@@ -10,7 +10,7 @@ import pytest
 
 import daskps
 from daskps.data.synthetic import Synthetic
-from daskps.errors import ArgumentError
+from daskps.errors import ArgumentError, ConfigError, DataError
 
 SLOTS = 4
 MADE = {"slots": SLOTS, "key_space": 500, "seed": 3}
@@ -48,6 +48,9 @@ def test_validation_files_and_frames_give_the_same_answers(
         by_file = np.concatenate([values for _, values in model.predict_batches(model.read(later))])
         by_frame = model.predict(pq.read_table(later).to_pandas())
         np.testing.assert_array_equal(by_frame, by_file)
+        unlabelled = pq.read_table(later).to_pandas().assign(label=np.nan)
+        np.testing.assert_array_equal(model.predict(unlabelled), by_file)
+        np.testing.assert_array_equal(model.predict(unlabelled.drop(columns="label")), by_file)
         assert by_file.std() > 0.01
 
 
@@ -77,6 +80,13 @@ def test_what_is_not_there_is_named(tmp_path: Path, files: tuple[str, str]) -> N
             model.predict(batch)
         with pytest.raises(ArgumentError, match="got a str where batches are wanted"):
             model.evaluate(pq.read_table(files[1]).to_pandas())
+        frame = pq.read_table(files[1]).to_pandas()
+        with pytest.raises(ConfigError, match="no files of format 'parket'; did you mean 'parquet'"):
+            model.evaluate(files[1], "parket")
+        with pytest.raises(ArgumentError, match=r"dask\..*DataFrame; give a data frame in memory"):
+            model.predict(dd.from_pandas(frame, npartitions=2))
+        with pytest.raises(DataError, match=r"the data frame: .*column slot0.* one type"):
+            model.predict(frame.assign(slot0=["seven", 7] * 350))
         rows = model.rows()
         model.pull(np.arange(10**6, 10**6 + 50, dtype=np.uint64))  # answered, never inserted
         assert model.rows() == rows

@@ -86,11 +86,19 @@ def _client() -> distributed.Client | None:
         return None
 
 
-def _arrow(partition: Any) -> pa.Table:
+def _arrow(partition: Any, name: str = NAME) -> pa.Table:
     """Of pandas or cuDF."""
     if hasattr(partition, "to_arrow"):
         return partition.to_arrow(preserve_index=False)
-    return pa.Table.from_pandas(partition, preserve_index=False)
+    return from_pandas(partition, name)
+
+
+def from_pandas(frame: Any, name: str) -> pa.Table:
+    """The same columns in Arrow; DataError if one of objects has no single type."""
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except pa.ArrowException as error:
+        raise DataError(f"{name}: {'; '.join(map(str, error.args))}. Give the values of a column one type") from None
 
 
 class FrameBlocks:
@@ -108,7 +116,7 @@ class FrameBlocks:
                 f"{NAME}: partition {block} has {len(partition)} rows, but {wanted} when they were counted; "
                 "persist the frame, so that it stays what it is"
             )
-        return _arrow(partition)
+        return _arrow(partition, f"{NAME}, partition {block}")
 
     def close(self) -> None:
         """Nothing is held open."""

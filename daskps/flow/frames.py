@@ -1,6 +1,7 @@
 """A data frame in memory as one batch: what people have at hand when they ask a model.
 
-In: a table of pandas, Arrow, polars or cuDF with the columns that the job names; labels may be absent. Out: a `Batch`.
+In: a table of pandas, Arrow, polars or cuDF with the columns that the job names; labels are not looked at. Out: a
+`Batch`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pyarrow as pa
 from daskps.data.bad import BadRowPolicy, BadRows
 from daskps.data.columns import ColumnParser
 from daskps.data.files import DataFile
+from daskps.data.frame import from_pandas
 from daskps.data.index import Part
 from daskps.data.piece import allocate, as_batch, scale_logs
 from daskps.data.schema import Schema
@@ -25,10 +27,10 @@ NAME = "the data frame"
 def frame_batch(frame: Any, schema: Schema, hash_seed: int) -> Batch:
     """The rows of `frame` in order."""
     table = arrow_table(frame)
-    absent = [schema.label, *([schema.example_weight] if schema.example_weight else [])]
-    for column in absent:  # a prediction needs neither
-        if column not in table.column_names:
-            table = table.append_column(column, pa.array(np.zeros(table.num_rows, np.float32)))
+    read = {slot.source for slot in schema.slots} | {dense.source for dense in schema.dense}
+    for column in {schema.label, schema.example_weight} - read - {""}:  # a prediction needs neither, whatever is there
+        kept = table.drop_columns(column) if column in table.column_names else table
+        table = kept.append_column(column, pa.array(np.zeros(table.num_rows, np.float32)))
     schema.check_columns(table.column_names, NAME)
     parser = ColumnParser(schema, hash_seed)
     block = parser.prepare(table.select(schema.columns))
@@ -47,7 +49,10 @@ def arrow_table(frame: Any) -> pa.Table:
     if hasattr(frame, "to_arrow"):  # polars, cuDF
         return frame.to_arrow()
     if hasattr(frame, "to_numpy") and hasattr(frame, "columns"):  # pandas
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        return from_pandas(frame, NAME)
     if isinstance(frame, dict):
         return pa.table(frame)
-    raise ArgumentError(f"cannot read a {type(frame).__name__}; give a data frame, an Arrow table or a Batch")
+    raise ArgumentError(
+        f"cannot read a {type(frame).__module__}.{type(frame).__name__}; give a data frame in memory (of a Dask "
+        "DataFrame one partition after the other), an Arrow table, a dictionary of columns or a Batch"
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from daskps.backend.pool import ComputePool
-from daskps.config import Job
+from daskps.config import Job, nearest
 from daskps.data import delimited
 from daskps.data.bad import BadRowPolicy
 from daskps.data.format import Format
@@ -260,4 +260,7 @@ def _format(name: str, block_bytes: int = BLOCK_BYTES) -> Format:
         "libffm": "libffm",
         "multislot": "slots",
     }
+    if name not in styles:
+        known = ("criteo", "csv", "parquet", *styles)
+        raise ConfigError(f"there are no files of format {name!r}; {nearest(name, known)}")
     return Tokens(styles[name], block_bytes=block_bytes)
