@@ -104,15 +104,16 @@ class BadRows:
             if len(kept) < PLACES_KEPT:
                 kept.append(origin.place(row, reason, column))
             self.by_reason[REASONS[reason]] += 1
-        self._judge()
+        self.judge()
         return True
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
+        """DataError if more are bad than the policy allows."""
         judged = max(self.rows, min(self.policy.least_rows, self.total_rows))
         if self.bad > self.policy.max_share * judged:
             raise DataError(
                 f"{self.bad} of {self.rows} rows read are bad, more than the allowed share of "
-                f"{self.policy.max_share:g} (of {judged}): {self.report()}. Correct the data, or raise max_share"
+                f"{self.policy.max_share:g} (of {judged}): {self.report()}. Correct the data, or raise data.bad_share"
             )
 
     def skipped(self) -> dict[str, tuple[int, str]]:

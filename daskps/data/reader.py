@@ -18,7 +18,7 @@ import numpy as np
 from daskps.backend.pool import ComputePool
 from daskps.backend.recycle import Recycler
 from daskps.data.ahead import ReadAhead
-from daskps.data.bad import BadRowPolicy, BadRows
+from daskps.data.bad import BadRowPolicy, BadRows, Origin
 from daskps.data.batches import concatenate, gather
 from daskps.data.format import BlockFile, Format, Parser
 from daskps.data.index import Part, RowIndex
@@ -42,6 +42,7 @@ class _Window:
     number: int
     batch: Batch
     order: Int64s
+    bad: dict[int, int]  # status of rows that are to be skipped: nodes share a window, and each counts those it takes
 
 
 class Reader:
@@ -144,7 +145,9 @@ class Reader:
                 begin = epoch * size + number * window_rows
                 end = min(begin + window_rows, (epoch + 1) * size, stop)
                 window = self._load_window(epoch, number)
-                gathered.append(gather(window.batch, window.order[start - begin : end - begin], start, self._pool))
+                taken = window.order[start - begin : end - begin]
+                self._count(window, taken)
+                gathered.append(gather(window.batch, taken, start, self._pool))
                 start = end
         return concatenate(gathered, first_row) if gathered else self._read_parts([], [], first_row)
 
@@ -154,17 +157,31 @@ class Reader:
             start = number * self.order.shuffle_rows
             stop = min(start + self.order.shuffle_rows, self.index.rows)
             after = self.index.parts(stop, min(stop + self.order.shuffle_rows, self.index.rows))
-            batch = self._read_parts(self.index.parts(start, stop), after[: self._blocks_ahead], start)
-            self._window = _Window(epoch, number, batch, self.order.permutation(epoch, number, stop - start))
+            lenient, bad = self.bad_rows.policy.mode == "lenient", dict[int, int]()
+            parts = self.index.parts(start, stop)
+            batch = self._read_parts(parts, after[: self._blocks_ahead], start, bad if lenient else None)
+            self._window = _Window(epoch, number, batch, self.order.permutation(epoch, number, stop - start), bad)
         return self._window
 
-    def _read_parts(self, parts: Sequence[Part], following: Sequence[Part], first_row: int) -> Batch:
+    def _count(self, window: _Window, taken: Int64s) -> None:
+        """Rows of a window, of which some may be bad."""
+        self.bad_rows.rows += len(taken)
+        first = window.number * self.order.shuffle_rows
+        for row in np.intersect1d(taken, np.fromiter(window.bad, np.int64)).tolist() if window.bad else ():
+            (part,) = self.index.parts(first + row, first + row + 1)
+            self.bad_rows.rows -= 1  # it is counted there
+            self.bad_rows.examine(np.array([window.bad[row]], np.int32), self._origin(part))
+
+    def _read_parts(
+        self, parts: Sequence[Part], following: Sequence[Part], first_row: int, bad: dict[int, int] | None = None
+    ) -> Batch:
+        """Rows in the order of the files. With `bad`, the status of bad ones goes there, to be counted later."""
         shape, rows = self._parser.shape, sum(part.rows for part in parts)
         whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
         pieces: list[Piece] = []
         payloads = self._ahead.take(_blocks(parts), _blocks(following))
         fetched = ((group, payload) for (_, group), payload in zip(_by_block(parts), payloads, strict=True))
-        at = 0
+        at = examined = 0
         while blocks := list(itertools.islice(fetched, self._parsed_blocks)):
             tasks: list[tuple[Part, Any, Piece | None]] = []
             for part, payload in ((part, payload) for group, payload in blocks for part in group):
@@ -173,7 +190,12 @@ class Reader:
                     tasks.append((piece_part, payload, view))
                     at += piece_part.rows
             pieces += self._pool.map(lambda task: self._parse(*task), tasks)
-            self._examine([part for part, _, _ in tasks], pieces[-len(tasks) :])
+            for (part, _, _), piece in zip(tasks, pieces[-len(tasks) :], strict=True):
+                if bad is None:
+                    self.bad_rows.examine(piece.status, self._origin(part))
+                else:
+                    bad |= {examined + int(row): int(piece.status[row]) for row in np.flatnonzero(piece.status)}
+                examined += part.rows
         used = sum(piece.used for piece in pieces)
         if shape.fixed and used == rows * shape.slots:
             whole.used = used
@@ -187,11 +209,9 @@ class Reader:
         scale_logs(out.dense, shape.log_columns)
         return out
 
-    def _examine(self, parts: Sequence[Part], pieces: Sequence[Piece]) -> None:
-        for part, piece in zip(parts, pieces, strict=True):
-            blocks = self.index.files[part.file]
-            first_row = int(blocks.first_rows[part.block]) + part.first
-            self.bad_rows.examine(piece.status, self._parser.origin(blocks.file, first_row))
+    def _origin(self, part: Part) -> Origin:
+        blocks = self.index.files[part.file]
+        return self._parser.origin(blocks.file, int(blocks.first_rows[part.block]) + part.first)
 
     def _fetch(self, name: tuple[int, int]) -> Any:
         """Runs in the background. Only the files at hand stay open."""

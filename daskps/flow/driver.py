@@ -21,6 +21,7 @@ from daskps.config import Job
 from daskps.errors import BackendError, DataError, LockedError
 from daskps.flow.begin import Begun, model_path
 from daskps.flow.fitting import fitting_steps
+from daskps.flow.inputs import judge_bad_rows
 from daskps.flow.open_node import Opened
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation, record_of
 from daskps.flow.sizing import Sizer
@@ -123,7 +124,7 @@ class Driver:
             if self._validation_is_due():  # the snapshot was published just before it
                 await self._validate()
             while self._step < self._stop_step and not self._should_stop():
-                if self._patience_lost():
+                if self.progress.patience_lost(self._job.train.early_stopping_patience):
                     self.progress.stopped_early = True
                     break
                 if await self._segment():
@@ -144,11 +145,9 @@ class Driver:
         others = [worker for worker in self._tasks.cluster.present() if worker not in self._workers]
         await self._tasks.try_on(others, "release", self.epoch, path, False, self._again)
         await self._control("release", path, True, self._again)
-        ranks = range(len(self._workers))
-        places = [(rank, len(ranks), self._job, begun, self._frame) for rank in ranks]
-        answers: list[Opened] = await self._tasks.results(
-            [self._tasks.start(rank, "open", self.epoch, *places[rank]) for rank in ranks]
-        )
+        shared = (len(self._workers), self._job, begun, self._frame)
+        opening = [self._tasks.start(rank, "open", self.epoch, rank, *shared) for rank in range(len(self._workers))]
+        answers: list[Opened] = await self._tasks.results(opening)
         if len({answer.rows for answer in answers}) > 1:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
             raise DataError(f"nodes see different data, rows by node: {found}; all need the same files")
@@ -164,13 +163,11 @@ class Driver:
         return opened
 
     async def _begin(self) -> Begun:
-        """The next epoch. It ends the one before, so a model that others write to is left alone, unless they are
-        workers of this cluster, who will let go of it."""
+        """The next epoch. It ends the one before, so none begins while others than workers here write to the model."""
         try:
             return (await self._control("begin", self._job, ranks=[0]))[0]  # type: ignore[no-any-return]
         except LockedError:
-            models = await self._tasks.models_open(self._tasks.cluster.present())
-            if model_path(self._job) not in models.values():
+            if model_path(self._job) not in (await self._tasks.models_open(self._tasks.cluster.present())).values():
                 raise
         return (await self._control("begin", self._job, True, ranks=[0]))[0]  # type: ignore[no-any-return]
 
@@ -290,6 +287,8 @@ class Driver:
             await self._publish(token.snapshot, token.batch, token.stop_step, [report.receipts for report in reports])
         self._sizer.learn(reports)
         self.progress.finish(token, reports, self._position(token.stop_step))
+        read = sum(report.rows_read for report in reports)
+        judge_bad_rows(self._job, self._opened.rows // self._job.train.epochs, read, self.progress.bad_rows)
         self._on_progress(self.progress)
 
     # -- where batches and validations come ------------------------------------------------------------------------
@@ -345,11 +344,6 @@ class Driver:
         answers = await self._control("evaluate", self._batch)
         self.progress.validations.append(Validation(self._batch, self.progress.position, answers[0]))
         self._on_progress(self.progress)
-
-    def _patience_lost(self) -> bool:
-        patience = self._job.train.early_stopping_patience
-        losses = [validation.metrics["log_loss"] for validation in self.progress.validations]
-        return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
 
     async def _snapshot_at_rest(self) -> None:
         name = self._name(self._batch)

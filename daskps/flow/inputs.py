@@ -5,14 +5,15 @@ In: a `Job`. Out: `Inputs`, the schema that all nodes share, and readers of this
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from daskps.backend.pool import ComputePool
 from daskps.config import Job, nearest
 from daskps.data import delimited
-from daskps.data.bad import BadRowPolicy
+from daskps.data.bad import BadRowPolicy, BadRows
 from daskps.data.format import Format
 from daskps.data.frame import frame_source
 from daskps.data.generated import GeneratedReader
@@ -159,6 +160,22 @@ def skipped_rows(reader: StepReader | None) -> dict[str, tuple[int, str]]:
     return files.bad_rows.skipped() if files is not None else {}
 
 
+def rows_read(reader: StepReader | None) -> int:
+    """Rows of files that this node has taken so far."""
+    files = of_files(reader)
+    return files.bad_rows.rows if files is not None else 0
+
+
+def judge_bad_rows(job: Job, total_rows: int, read: int, skipped: Mapping[str, tuple[int, str]]) -> None:
+    """DataError if all nodes together have skipped more than the job allows: each judges only what it has read."""
+    counts, places = Counter({reason: n for reason, (n, _) in skipped.items()}), skipped.items()
+    BadRows(_policy(job), total_rows, read, counts, {reason: [place] for reason, (_, place) in places}).judge()
+
+
+def _policy(job: Job) -> BadRowPolicy:
+    return BadRowPolicy(job.data.bad_lines, job.data.bad_share)
+
+
 def _blocks_bytes(job: Job) -> int:
     """The part of the memory that blocks of files may take, if two of them do not take more."""
     return job.budget.memory_bytes // BLOCKS
@@ -217,9 +234,8 @@ def _file_format(format: str) -> str:
 
 def _source(job: Job, paths: tuple[str, ...], format: str | None = None) -> Source:
     data = job.data
-    policy = BadRowPolicy(data.bad_lines, data.bad_share)
     block_bytes = min(max(_blocks_bytes(job) // LEAST_BLOCKS, LEAST_BLOCK_BYTES), BLOCK_BYTES)
-    return Source(paths, _format(format or data.format, block_bytes), job_schema(job), data.hash_seed, policy)
+    return Source(paths, _format(format or data.format, block_bytes), job_schema(job), data.hash_seed, _policy(job))
 
 
 def job_schema(job: Job) -> Schema:
@@ -244,8 +260,7 @@ def job_schema(job: Job) -> Schema:
 def _frame_source(job: Job, frame: Any) -> Source:
     if frame is None:
         raise ConfigError("the job's data is a frame: hand the Dask DataFrame to train(job, frame=...)")
-    policy = BadRowPolicy(job.data.bad_lines, job.data.bad_share)
-    return frame_source(frame, job_schema(job), job.data.hash_seed, policy)
+    return frame_source(frame, job_schema(job), job.data.hash_seed, _policy(job))
 
 
 def _format(name: str, block_bytes: int = BLOCK_BYTES) -> Format:

@@ -42,6 +42,7 @@ class BatchReport:
     levels: dict[str, float] = field(default_factory=dict)  # rows and bytes in each tier when the batch was pushed
     receipts: dict[str, Any] = field(default_factory=dict)  # of a prepared snapshot
     bad_rows: dict[str, tuple[int, str]] = field(default_factory=dict)  # skipped since the start: count, first place
+    rows_read: int = 0  # since the start, of which those were skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,11 @@ class Progress:
             for name, value in report.counts.items():
                 self.counts[name] = self.counts.get(name, 0) + value
         self.reports.extend(reports)
+
+    def patience_lost(self, patience: int) -> bool:
+        """The last `patience` validations were no better than one before them; never, if it is 0."""
+        losses = [validation.metrics["log_loss"] for validation in self.validations]
+        return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
 
     @property
     def seconds(self) -> float:

@@ -21,7 +21,7 @@ from daskps.errors import StaleError, TrainingError
 from daskps.flow.begin import begin, model_path
 from daskps.flow.dedup import by_owner, find_working_set
 from daskps.flow.fitting import Fit
-from daskps.flow.inputs import skipped_rows
+from daskps.flow.inputs import rows_read, skipped_rows
 from daskps.flow.levels import counts, levels
 from daskps.flow.open_node import OpenNode
 from daskps.flow.progress import BatchReport, StageTime
@@ -230,4 +230,5 @@ def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> Ba
         metrics=flight.metrics,
         receipts=receipts,
         bad_rows=skipped_rows(node.training),
+        rows_read=rows_read(node.training),
     )

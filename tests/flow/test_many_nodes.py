@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from daskps.errors import NonFiniteError
+from daskps.errors import DataError, NonFiniteError
 from tests.flow.conftest import Alone, Settings, Trained, model_bits
 from tests.flow.test_snapshots import stopper
 
@@ -58,6 +58,28 @@ def test_validation_is_of_all_nodes(on_nodes: Trained, alone: Alone) -> None:
     expected, together = alone(validated)[0].progress, on_nodes(3, validated)[0].progress
     assert len(together.validations) == 2
     assert [one.metrics for one in together.validations] == [one.metrics for one in expected.validations]
+
+
+def bad_lines(folder: Path, share: float, **data: object) -> Settings:
+    """A job on 3,000 lines, a twentieth of them bad."""
+    lines = [f"{'bad' if row % 20 == 7 else row % 2},{row % 90},{row % 7}" for row in range(3_000)]
+    (folder / "rows.csv").write_text("\n".join(["label,a,b", *lines]))
+    paths = {"format": "csv", "paths": [str(folder / "rows.csv")], "synthetic": None}
+    return {
+        "data": {**paths, "bad_lines": "lenient", "bad_share": share, **data},
+        "slots": [{"name": "a"}, {"name": "b"}],
+        "train": {"minibatch_examples": 256, "batch_examples": 512},
+    }
+
+
+def test_a_bad_row_counts_once_also_if_several_nodes_read_its_window(on_nodes: Trained, tmp_path: Path) -> None:
+    outcome, _ = on_nodes(3, bad_lines(tmp_path, 0.05, shuffle_window_rows=700))
+    assert [count for count, _ in outcome.progress.bad_rows.values()] == [150]
+
+
+def test_nodes_together_skip_no_more_rows_than_one_may(on_nodes: Trained, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"of \d+ rows read are bad, .* 0.04 \(of 3000\).* or raise data.bad_share"):
+        on_nodes(3, bad_lines(tmp_path, 0.04))
 
 
 def test_the_cause_is_raised_not_its_echo(on_nodes: Trained) -> None:

@@ -105,13 +105,14 @@ def test_validations_and_early_stopping_are_the_same_after_interruptions(trained
 
 
 def test_a_model_that_another_process_writes_to_is_left_to_it(trained: Trained) -> None:
-    path = trained({"train": {"snapshot_every_batches": 1}}, **stopper(2))[1]
+    few = {"data": {"synthetic": {"examples": 2_000}}}
+    path = trained(few, **stopper(1))[1]
     before = ModelDirectory(str(path)).state()
     with (
         ComputePool(1) as pool,
         Partitions.open(path / "tables" / "main", pool=pool, owned=[1], snapshot=before.last),
         pytest.raises(LockedError, match=f"process {os.getpid()} is writing"),
     ):
-        trained({"cluster": {"restarts": 0}}, out=path)
+        trained(few, {"cluster": {"restarts": 0}}, out=path)
     assert ModelDirectory(str(path)).state() == before  # so whoever writes may still publish
-    assert trained(out=path)[0].progress.position == 6_000
+    assert trained(few, out=path)[0].progress.position == 2_000
