@@ -34,6 +34,7 @@ from daskps.types import Batch, Int64s
 
 HIDDEN = (128, 64)
 PEER_STEPS = 24  # mini-batches that a peer is timed on: more than any cache holds, and their rate does not change
+MOST_KEYS = 1 << 29  # of a pass: they are in memory beside all rows
 CACHE_BATCH_STEPS = 32  # staged together when the cache is small: a good part of every file is wanted then
 ODD = np.uint64(0x9E3779B97F4A7C15)
 PEERS = {  # its embedding, and how it numbers raw keys
@@ -55,7 +56,16 @@ class Preloaded:
         bounds = [self._steps.rows(step, self.rows) for step in range(first_step, last_step)]
         start = bounds[0][0] % self._batch.examples
         starts = np.cumsum([0, *(stop - begin for begin, stop in bounds)]).astype(np.int64)
-        return self._batch.slice(start, start + int(starts[-1])), starts
+        stop, whole = start + int(starts[-1]), self._batch
+        first, last = whole.offsets[[start * whole.slots, stop * whole.slots]]
+        batch = Batch(
+            first_row=start,
+            slots=whole.slots,
+            labels=whole.labels[start:stop],
+            keys=whole.keys[first:last],
+            offsets=whole.offsets[: (stop - start) * whole.slots + 1],  # all bags have as many keys
+        )
+        return batch, starts
 
     def close(self) -> None: ...
 
@@ -96,7 +106,7 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
         "tables": {"main": {"dimension": work.dim, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
         "model": {"hidden": HIDDEN, "optimizer": {"kind": "adagrad", "learning_rate": RATE}},
         "train": {"minibatch_examples": work.examples, "epochs": 2},
-        "budget": {"memory_bytes": "6GiB", "hbm_bytes": "6GiB"},
+        "budget": {"memory_bytes": "6GiB", "hbm_bytes": "9GiB"},
     }
     for path, value in changes.items():
         group, name = path.split("__")
@@ -201,6 +211,7 @@ def peer_seconds(step: Callable[[np.ndarray, np.ndarray], None], work: Workload,
 
 def against_peers(work: Workload, steps: int, rounds: int, cores: int) -> list[Result]:
     """Whole training beside torch and FBGEMM, turn by turn."""
+    steps = min(steps, MOST_KEYS // work.occurrences)
     batch, title = examples(work, steps), f"training: {work.name}"
     part = batch.slice(0, work.examples * min(steps, PEER_STEPS))
     peers, results = {}, []
@@ -364,7 +375,7 @@ def learning(cores: int, examples: int = 4_000_000, validation: int = 200_000) -
 def run(arguments: list[str]) -> list[Result]:
     parser = argparse.ArgumentParser(prog="bench.py train")
     parser.add_argument("--cores", type=int, default=os.cpu_count())
-    parser.add_argument("--steps", type=int, default=192, help="mini-batches of a pass")
+    parser.add_argument("--steps", type=int, default=384, help="mini-batches of a pass, with keys of up to 4 GiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=["peers", "cache", "stages", "learning"])
     parser.add_argument("--workload", type=int, choices=[1, 2, 3], help="one of the three workloads")
