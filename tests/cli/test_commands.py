@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import daskps
+from daskps.view.settings import settings_text
 from tests.cli.conftest import Run
 
 Json = Callable[..., Any]
@@ -140,6 +141,12 @@ def test_the_settings_of_a_model_are_a_job_file(model: Path, job_file: Path, tmp
     text = run("inspect", model, "--settings").stdout
     again = daskps.make_job(tomllib.loads(text))
     assert again.result_fields() == daskps.read_job(job_file).result_fields()
+
+
+def test_settings_may_have_names_that_toml_wants_in_quotes() -> None:
+    settings = {"data": {"format": "synthetic"}, "tables": {"a.b": {"dimension": 2}, "größe": {}, "plain": {}}}
+    job = daskps.make_job(settings)
+    assert daskps.make_job(tomllib.loads(settings_text(job.model_dump(mode="json")))) == job
 
 
 def test_verify_finds_a_single_changed_byte_and_names_the_file(copy: Path, run: Run) -> None:
