@@ -114,6 +114,17 @@ def test_an_export_holds_every_row_of_the_model(model: Path, tmp_path: Path, run
             np.testing.assert_array_equal(dense[name], array)
 
 
+def test_an_export_says_how_features_become_keys_and_rows_are_pooled(
+    job_file: Path, tmp_path: Path, run: Run, run_json: Json
+) -> None:
+    hashed = ("--set", "data.osrp.bins=50", "--set", "tables.main.pooling=mean", "--set", "data.synthetic.examples=500")
+    run("train", job_file, "--out", tmp_path / "m", *hashed)
+    said = run_json("export", tmp_path / "m", "-o", tmp_path / "out")
+    assert said["osrp"] == {"bins": 50, "per_slot": False, "seed": 0}
+    assert (said["tables"]["main"]["pooling"], said["tables"]["main"]["slots"]) == ("mean", ["hashed"])
+    assert np.max(pq.read_table(tmp_path / "out" / "main.parquet")["key"]) < 100
+
+
 def test_an_export_without_state_leaves_the_optimizers_out(model: Path, tmp_path: Path, run: Run) -> None:
     run("export", model, "-o", tmp_path / "out")
     assert pq.read_schema(tmp_path / "out" / "main.parquet").names == ["key", "embedding"]
