@@ -7,18 +7,18 @@ came, what is wanted, and for an unknown key the nearest known one. Settings tha
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
 
 from daskps.errors import ConfigError
+from daskps.explain import explain, nearest
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)}
@@ -135,7 +135,7 @@ class Hashing(Settings):
 
     bins: Annotated[int, Field(ge=1, le=2**63)]
     per_slot: bool = False  # each slot to features of its own; else all slots together become one
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
 
 
 class Data(Settings):
@@ -153,7 +153,7 @@ class Data(Settings):
     synthetic: SyntheticData | None = None
     label: str = "label"
     weight: str | None = None  # column of example weights
-    hash_seed: int = 0
+    hash_seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     osrp: Hashing | None = None  # hash the keys once more, to fewer
     bad_lines: Literal["strict", "lenient"] = "strict"
     bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01  # lenient: more than this share is an error
@@ -273,6 +273,8 @@ class Job(Settings):
         names = [slot.name for slot in self.slots]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"slots named more than once: {', '.join(twice)}")
+        if wrong := sorted(name for name in self.tables if not re.fullmatch(r"[\w-][\w.-]*", name)):
+            raise ValueError(f"a table's name is that of its folder: letters, digits, '_', '-', '.'; got {wrong}")
         for slot in self.slots:
             if slot.kind != "dense" and slot.table not in self.tables:
                 raise ValueError(f"slot {slot.name!r} is in table {slot.table!r}; {nearest(slot.table, self.tables)}")
@@ -319,54 +321,12 @@ class Job(Settings):
         }
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known word, or all of them."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(known))}"
-
-
-def _model_at(path: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The model class whose fields the last part of `path` should have been one of."""
-    current: Any = Job
-    for part in path[:-1]:
-        if isinstance(current, type) and issubclass(current, BaseModel):
-            if part not in current.model_fields:
-                return None
-            current = current.model_fields[str(part)].annotation
-        else:  # inside a container: `part` is an index or a name, the model is among the container's arguments
-            current = next((item for item in get_args(current) if _is_model(item)), None)
-        current = next(
-            (item for item in get_args(current) if _is_model(item) and type(None) in get_args(current)), current
-        )
-    if not _is_model(current):
-        current = next((item for item in get_args(current) if _is_model(item)), None)
-    return current  # type: ignore[no-any-return]
-
-
-def _is_model(item: Any) -> bool:
-    return isinstance(item, type) and issubclass(item, BaseModel)
-
-
-def _explain(error: Any) -> str:
-    place = ".".join(str(part) for part in error["loc"]) or "job"
-    if error["type"] == "extra_forbidden":
-        model = _model_at(error["loc"])
-        hint = nearest(str(error["loc"][-1]), model.model_fields) if model is not None else ""
-        return f"{place}: unknown setting; {hint}"
-    if error["type"] == "missing":
-        return f"{place}: is required"
-    message = error["msg"].removeprefix("Value error, ")
-    came = "" if isinstance(error["input"], dict | BaseModel) else f" (got {error['input']!r})"
-    return f"{place}: {message}{came}"
-
-
 def make_job(settings: dict[str, Any], source: str = "job") -> Job:
     """Check `settings` and make the job, or raise a ConfigError that lists everything wrong."""
     try:
         return Job.model_validate(settings)
     except pydantic.ValidationError as error:
-        lines = "\n".join(f"  {_explain(item)}" for item in error.errors() if item["type"] != FOLLOWING)
+        lines = "\n".join(f"  {explain(item, Job)}" for item in error.errors() if item["type"] != FOLLOWING)
         raise ConfigError(f"{source} cannot run as it is:\n{lines}") from None
 
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from daskps.backend.device import devices
 from daskps.backend.pool import ComputePool
 from daskps.cluster.commit import ModelDirectory, Snapshot
-from daskps.config import Job, make_job, nearest
+from daskps.config import Job, make_job
 from daskps.data.order import Steps
 from daskps.errors import ArgumentError, ConfigError, SnapshotError
+from daskps.explain import nearest
 from daskps.flow import inputs
 from daskps.flow.frames import frame_batch
 from daskps.flow.parts import build_network, row_filler, table_specs

@@ -23,7 +23,8 @@ Examples:
   daskps export runs/demo -o exported --format numpy --state
 
 Written are, for each table, TABLE.parquet (a key and its embedding in every row) or TABLE.keys.npy and
-TABLE.embedding.npy; the dense network as dense.npz; and export.json, which names tables, slots and fields.
+TABLE.embedding.npy; the dense network as dense.npz; and export.json, which names tables, slots and fields,
+and says how features become keys and a slot's rows are pooled.
 """
 
 
@@ -53,10 +54,12 @@ def export(model: str, output: Path, kind: str, state: bool, snapshot: str | Non
             "format": kind,
             "seed": opened.job.seed,
             "hash_seed": opened.job.data.hash_seed,
+            "osrp": opened.job.data.osrp.model_dump() if opened.job.data.osrp else None,
             "tables": {
                 table: {
                     "rows": rows[table],
                     "slots": list(opened.slots[table]),
+                    "pooling": opened.job.tables[table].pooling,
                     "fields": {field.name: field.count for field in _fields(opened, table, state)},
                 }
                 for table in opened.tables

@@ -91,6 +91,14 @@ class RowIndex:
             digest.update(f"{blocks.file.size_bytes} {blocks.rows}\n".encode())
         return digest.hexdigest()
 
+    def files_before(self, row: int) -> str:
+        """Names the files that begin before `row`: by their own names and rows, not by folders or what is in them."""
+        digest = xxhash.xxh3_128()
+        for start, blocks in zip(self.file_rows.tolist(), self.files, strict=False):
+            if start < row and blocks.rows:
+                digest.update(f"{start} {blocks.file.url.rpartition('/')[2]}\n".encode())
+        return digest.hexdigest()
+
     def to_json(self) -> str:
         """The index as text."""
         files = [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskps.backend.native import library
-from daskps.errors import ConfigError
+from daskps.errors import ConfigError, DataError
 from daskps.types import Int64s
 
 _MASK = 2**64 - 1
@@ -64,6 +64,17 @@ class Steps:
         """The global rows [start, stop) of a step, over all nodes."""
         start = self.origin_row + step * self.minibatch_examples
         return min(start, total_rows), min(start + self.minibatch_examples, total_rows)
+
+    def step_at(self, row: int, total_rows: int) -> int:
+        """The step that begins at `row`; at the end of the data, the one after the last, which may have been short."""
+        step, rest = divmod(row - self.origin_row, self.minibatch_examples)
+        if rest and row < total_rows:
+            raise DataError(
+                f"row {row}, where the snapshot ends, does not begin a step of {self.minibatch_examples} examples; "
+                "the data ended there, with a shorter step, which no more epochs or rows can follow: begin another "
+                "model from this one (start_from)"
+            )
+        return step + bool(rest)
 
     def slice(self, step: int, total_rows: int) -> tuple[int, int]:
         """The global rows [start, stop) that this node takes of a step; it may be empty."""

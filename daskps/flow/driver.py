@@ -155,7 +155,7 @@ class Driver:
         opened = replace(answers[0], read_steps=min(answer.read_steps for answer in answers))
         self._opened = opened
         self._sizer = Sizer(self._job, opened)
-        self._step, self._batch = self._step_at(opened.position), opened.batch
+        self._step, self._batch = opened.steps.step_at(opened.position, opened.rows), opened.batch
         self._stop_step = opened.steps.count(opened.rows)
         self.progress.go_back(
             opened.position, opened.rows, opened.batch, opened.snapshot, opened.metrics, opened.validations
@@ -323,12 +323,6 @@ class Driver:
 
     def _position(self, step: int) -> int:
         return self._opened.steps.rows(step, self._opened.rows)[0]
-
-    def _step_at(self, position: int) -> int:
-        step, rest = divmod(position, self._job.train.minibatch_examples)
-        if rest and position < self._opened.rows:
-            raise DataError(f"row {position}, where the snapshot ends, is not the start of a step")
-        return step + bool(rest)
 
     def _pass_end(self, step: int) -> int:
         """The first step that starts in the next pass over the data."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from daskps.backend.pool import ComputePool
-from daskps.config import Job, nearest
+from daskps.config import Job
 from daskps.data import delimited
 from daskps.data.bad import BadRowPolicy, BadRows
 from daskps.data.format import Format
@@ -27,6 +27,7 @@ from daskps.data.synthetic import Synthetic
 from daskps.data.text import BLOCK_BYTES
 from daskps.data.tokens import Tokens
 from daskps.errors import ConfigError, DataError
+from daskps.explain import nearest
 from daskps.types import Batch, Int64s
 
 BLOCKS = 8  # of the memory, one part for blocks of files

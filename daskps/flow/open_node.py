@@ -32,6 +32,7 @@ from daskps.errors import ConfigError, DaskpsError, StaleError, TrainingError
 from daskps.flow import inputs
 from daskps.flow.begin import Begun, placement_of
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
+from daskps.flow.place import check_order, order_before
 from daskps.flow.predict import Predictor
 from daskps.flow.progress import Validation, to_record, validations_of
 from daskps.flow.reading import Reading
@@ -117,6 +118,8 @@ class OpenNode:
         self.snapshot = self.directory.snapshot(begun.snapshot) if begun.snapshot is not None else None
         if self.snapshot is not None:
             self._take_up(self.directory, self.snapshot)
+            if "order" in self.snapshot.draft.settings:
+                check_order(job, self.training, self.snapshot.draft.position, self.snapshot.draft.settings["order"])
             if self.rank:
                 self.metrics.clear()
         elif begun.base is not None:
@@ -307,7 +310,9 @@ class OpenNode:
         self, name: str, batch: int, position: int, receipts: dict[str, Any], progress: dict[str, Any]
     ) -> tuple[str, ...]:
         """Make the prepared snapshot the last one; the names of those to keep."""
+        assert self.training is not None
         settings = {"result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
+        settings["order"] = order_before(self.job, self.training, position)
         arrays, metrics = self._captured.pop(name)
         draft = Draft(batch, position, self.partition.placement.partitions, settings, progress, metrics)
         self.epoch.publish(draft, arrays, receipts)

@@ -40,15 +40,23 @@ def _pooled_value(architecture: Architecture, table: int, array: Any, place: tup
     return f"slot {name} pools to {array[place]} at dimension {at} in example {first + place[0]}"
 
 
-def _too_large(architecture: Architecture, pooled: Sequence[Any], first: int) -> str:
-    """Nothing is wrong by itself: the largest input."""
-    cause = "all inputs and parameters are finite, but too large together"
-    sizes = [float(np.abs(array).max(initial=0.0)) for array in pooled]
-    if not sizes:
-        return cause
-    table = int(np.argmax(sizes))
-    row, column = np.unravel_index(int(np.argmax(np.abs(pooled[table]))), pooled[table].shape)
-    return f"{cause}: {_pooled_value(architecture, table, pooled[table], (int(row), int(column)), first)}"
+def _too_large(
+    architecture: Architecture, parameters: Mapping[str, Any], pooled: Sequence[Any], dense: Any, first: int
+) -> str:
+    """Nothing is wrong by itself: the largest of all numbers."""
+    arrays = {f"parameter {name}": array for name, array in parameters.items()} | {"dense": dense}
+    arrays |= {str(table): array for table, array in enumerate(pooled)}
+    sizes = {name: float(np.abs(array).max(initial=0.0)) for name, array in arrays.items() if array is not None}
+    largest = max(sizes, key=lambda name: sizes[name])
+    found = f"{largest} has a value of size {sizes[largest]:g}"
+    if not largest.startswith("parameter"):
+        array = arrays[largest]
+        row, column = map(int, np.unravel_index(int(np.argmax(np.abs(array))), array.shape))
+        if largest == "dense":
+            found = f"dense feature {column} is {array[row, column]} in example {first + row}"
+        else:
+            found = _pooled_value(architecture, int(largest), array, (row, column), first)
+    return f"all inputs and parameters are finite, but too large together: {found}"
 
 
 def _bad_example(labels: Any, example_weights: Any, first: int) -> str | None:
@@ -85,7 +93,7 @@ def explain(
         (f"parameter {bad} is not finite" if bad else None)
         or _bad_input(architecture, pooled or [], dense, first)
         or _bad_example(labels, example_weights, first)
-        or (_too_large(architecture, pooled, first) if pooled is not None else None)
+        or (_too_large(architecture, parameters, pooled, dense, first) if pooled is not None else None)
         or "perhaps a slot, but gradients were written over the pooled slots: give `gradients` arrays of their own"
     )
     return f"{what}: {cause}; lower the learning rate, clip gradients, or scale down dense features and weights"

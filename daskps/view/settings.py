@@ -6,7 +6,10 @@ In: settings as plain values, from a snapshot. Out: text that `daskps train` tak
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # other names have quotes
 
 
 def settings_text(settings: dict[str, Any]) -> str:
@@ -33,5 +36,5 @@ def _group(path: str, group: dict[str, Any]) -> list[str]:
     lines = ["", f"[{path}]", *own] if own else []
     for name, value in group.items():
         if isinstance(value, dict):
-            lines += _group(f"{path}.{name}", value)
+            lines += _group(f"{path}.{name if BARE.fullmatch(name) else json.dumps(name)}", value)
     return lines

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import daskps
+from daskps.view.settings import settings_text
 from tests.cli.conftest import Run
 
 Json = Callable[..., Any]
@@ -113,6 +114,17 @@ def test_an_export_holds_every_row_of_the_model(model: Path, tmp_path: Path, run
             np.testing.assert_array_equal(dense[name], array)
 
 
+def test_an_export_says_how_features_become_keys_and_rows_are_pooled(
+    job_file: Path, tmp_path: Path, run: Run, run_json: Json
+) -> None:
+    hashed = ("--set", "data.osrp.bins=50", "--set", "tables.main.pooling=mean", "--set", "data.synthetic.examples=500")
+    run("train", job_file, "--out", tmp_path / "m", *hashed)
+    said = run_json("export", tmp_path / "m", "-o", tmp_path / "out")
+    assert said["osrp"] == {"bins": 50, "per_slot": False, "seed": 0}
+    assert (said["tables"]["main"]["pooling"], said["tables"]["main"]["slots"]) == ("mean", ["hashed"])
+    assert np.max(pq.read_table(tmp_path / "out" / "main.parquet")["key"]) < 100
+
+
 def test_an_export_without_state_leaves_the_optimizers_out(model: Path, tmp_path: Path, run: Run) -> None:
     run("export", model, "-o", tmp_path / "out")
     assert pq.read_schema(tmp_path / "out" / "main.parquet").names == ["key", "embedding"]
@@ -140,6 +152,12 @@ def test_the_settings_of_a_model_are_a_job_file(model: Path, job_file: Path, tmp
     text = run("inspect", model, "--settings").stdout
     again = daskps.make_job(tomllib.loads(text))
     assert again.result_fields() == daskps.read_job(job_file).result_fields()
+
+
+def test_settings_may_have_names_that_toml_wants_in_quotes() -> None:
+    settings = {"data": {"format": "synthetic"}, "tables": {"a.b": {"dimension": 2}, "größe": {}, "plain": {}}}
+    job = daskps.make_job(settings)
+    assert daskps.make_job(tomllib.loads(settings_text(job.model_dump(mode="json")))) == job
 
 
 def test_verify_finds_a_single_changed_byte_and_names_the_file(copy: Path, run: Run) -> None:

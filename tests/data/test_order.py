@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.data.order import Order, Steps, cut_blocks, mix64
-from daskps.errors import ConfigError
+from daskps.errors import ConfigError, DataError
 
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
@@ -83,3 +83,10 @@ def test_devices_cut_a_slice_as_nodes_cut_a_step() -> None:
 def test_impossible_steps_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="steps need"):
         Steps(**({"minibatch_examples": 8} | wrong))
+
+
+def test_a_run_goes_on_at_the_start_of_a_step_or_at_the_end_of_the_data() -> None:
+    steps = Steps(300)
+    assert [steps.step_at(row, 1_000) for row in (0, 300, 900, 1_000)] == [0, 1, 3, 4]
+    with pytest.raises(DataError, match=r"row 1000, .* step of 300 examples; .*\(start_from\)"):
+        steps.step_at(1_000, 2_000)

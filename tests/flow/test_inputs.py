@@ -12,6 +12,7 @@ from daskps.cluster.commit import ModelDirectory
 from daskps.config import make_job
 from daskps.errors import ConfigError, DataError, NonFiniteError
 from daskps.flow import inputs
+from daskps.flow.progress import Progress
 from daskps.handle import open_model
 from tests.flow.conftest import Trained, merged, model_bits, model_rows
 
@@ -123,6 +124,32 @@ def test_slots_and_tables_must_fit_each_other() -> None:
         inputs.features(make_job(settings))
     with pytest.raises(ConfigError, match="no slot is in table other"):
         inputs.features(make_job(merged(settings, {"slots": [{"name": "a"}]})))
+
+
+def test_a_run_goes_on_only_where_its_position_names_the_same_row(
+    frame: pd.DataFrame, trained: Trained, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name, start in (("b", 0), ("c", 500)):
+        frame.iloc[start : start + 500].to_csv(folder / f"{name}.csv", index=False)
+    job = merged(job_of("csv", [str(folder)]), {"train": {"minibatch_examples": 100, "batch_examples": 100}})
+    shuffled = {"data": {"shuffle_window_rows": 70}}
+    seen: list[Progress] = []
+    stop = {"on_progress": seen.append, "should_stop": lambda: len(seen) >= 7}
+    path = trained(job, shuffled, out=tmp_path / "m", **stop)[1]
+    position = ModelDirectory(str(path)).snapshot().draft.position
+    assert 500 < position < 1_000
+    with pytest.raises(DataError, match=r"another shuffle_window_rows .*70, 71.* twice or never"):
+        trained(job, {"data": {"shuffle_window_rows": 71}}, out=path)
+    frame.iloc[1_000:].to_csv(folder / "a.csv", index=False)
+    with pytest.raises(DataError, match=f"row {position}, .* is not the row that it was: another files"):
+        trained(job, shuffled, out=path)
+    (folder / "a.csv").rename(folder / "d.csv")  # behind what was trained on
+    assert trained(job, shuffled, out=path)[0].progress.position == 1_500
+    frame.iloc[:100].to_csv(folder / "e.csv", index=False)  # the last window of 1,500 rows was short
+    with pytest.raises(DataError, match=r"another rows .*1500, 1600"):
+        trained(job, shuffled, out=path)
 
 
 def test_synthetic_data_has_the_features_that_the_job_names() -> None:

@@ -290,6 +290,10 @@ def test_causes_other_than_slots_are_named(pool: ComputePool) -> None:
     network.parameters["linear.weight"][:] = 0
     found = message(dense=dense, labels=np.ones(40, np.float32))
     assert "linear.weight is not finite or beyond 32768: all inputs and parameters are finite" in found
+    assert "too large together: dense feature 0 is 10000.0 in example 0" in found
+    network.parameters["bias"][:] = 1e5
+    assert "too large together: parameter bias has a value of size 100000" in message()
+    network.parameters["bias"][:] = 0
     network.parameters["linear.weight"][:] = 1
     assert "a loss is not finite or beyond 8192: all inputs and parameters are finite, but too" in message(dense=dense)
     network.parameters["hidden1.weight"][1, 1] = np.nan
