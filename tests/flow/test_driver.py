@@ -91,3 +91,11 @@ def test_a_cut_batch_has_as_few_pieces_as_fit_and_even_ones(first: int, count: i
     ]
     assert len(sizes) == -(-count // steps)
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_nodes_on_one_machine_are_told_by_the_addresses_of_their_workers() -> None:
+    def counts(*workers: str) -> list[int]:
+        return Tasks(None, workers, "run", 1.0).nodes_by_machine()  # type: ignore[arg-type]
+
+    assert counts("tcp://10.0.0.1:3", "tls://10.0.0.2:4", "tcp://10.0.0.1:5") == [2, 1, 2]
+    assert counts("inproc://10.0.0.1/7/1", "inproc://10.0.0.1/7/4") == [2, 2]
