@@ -41,9 +41,10 @@ async def drive(
     on_progress: Callable[[Progress], None],
     should_stop: Callable[[], bool],
     frame: Any = None,
+    seconds: float = 0.0,  # to wait for workers
 ) -> Outcome:
     """Train `job` to its end, going back to its last snapshot when a node is lost, at most `cluster.restarts` times."""
-    progress, epoch, seconds = Progress(0, 0, -1), 0, 0.0
+    progress, epoch = Progress(0, 0, -1), 0
     lost: BaseException | None = None
     while True:
         driver = None
