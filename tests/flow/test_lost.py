@@ -18,7 +18,18 @@ import daskps
 from daskps.config import make_job
 from daskps.flow.progress import Progress
 from daskps.flow.train import train
-from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Processes, Settings, merged, model_bits, started_by_hand
+from tests.flow.conftest import (
+    CHECKED,
+    FEW,
+    SMALL,
+    WORKERS,
+    Alone,
+    Processes,
+    Settings,
+    merged,
+    model_bits,
+    started_by_hand,
+)
 from tests.flow.test_killed import SHORT
 
 pytestmark = pytest.mark.slow
@@ -64,8 +75,9 @@ def kill_own_worker_once(marker: str) -> None:
 
 
 def test_a_submitted_run_outlives_the_worker_of_its_driver(workers: Client, alone: Alone, tmp_path: Path) -> None:
-    workers.wait_for_workers(4)
-    run = daskps.submit(settings_for(tmp_path / "m"), workers, name="driverless")
+    workers.wait_for_workers(WORKERS)
+    just_enough: Settings = {"cluster": {"nodes": WORKERS}}
+    run = daskps.submit(merged(settings_for(tmp_path / "m"), just_enough), workers, name="driverless")
     while run.status()["batch"] < 2:
         pass
     (at,) = workers.who_has([run.future]).values() or [()]
