@@ -43,7 +43,7 @@ def train(
     with client_for(job.cluster.nodes, client) as connected:
         return run_blocking(
             drive(
-                Workers(connected),
+                Workers(connected, job.cluster.wait_seconds),
                 job,
                 uuid.uuid4().hex[:12],
                 on_progress=on_progress,

@@ -117,20 +117,22 @@ def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
     assert model_bits(tmp_path / "m") == alone()[1]
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "stuck"])
 def test_a_run_whose_scheduler_is_lost_says_so_and_is_resumed_by_hand(
-    by_hand: tuple[str, Processes], workers: Client, alone: Alone, tmp_path: Path
+    how: signal.Signals, by_hand: tuple[str, Processes], workers: Client, alone: Alone, tmp_path: Path
 ) -> None:
     address, (scheduler, *_) = by_hand
-    settings = settings_for(tmp_path / "m")
+    settings = merged(settings_for(tmp_path / "m"), {"cluster": {"wait_seconds": 5.0}})
 
     def lose_scheduler(progress: Progress) -> None:
         if progress.batch == 2:
-            scheduler.kill()
+            scheduler.send_signal(how)
 
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(3)
-        with pytest.raises(daskps.DaskpsError, match="scheduler is gone"):
+        with pytest.raises(daskps.DaskpsError, match=r"scheduler is gone, or stuck"):
             train(make_job(settings), client=client, on_progress=lose_scheduler)
+        scheduler.kill()  # a client that closes waits for a scheduler that is stuck
     for process in by_hand[1]:
         process.kill()
         process.wait()
