@@ -80,6 +80,7 @@ def train(
     report: bool = True,
     dashboard_address: str | None = None,
     frame: Any = None,
+    worker_seconds: float = 0.0,
 ) -> Outcome:
     """Train `job` to its end, from its last snapshot if its directory has one.
 
@@ -87,7 +88,7 @@ def train(
     machine and closed again, with a dashboard if `dashboard_address` names one. `on_progress` is called after every
     batch; when `should_stop` says so, the run ends at a batch boundary with a snapshot. A report in HTML is written
     into the model directory unless `report` is false or nothing was left to train. `frame` is the Dask
-    DataFrame of a job whose format is frame.
+    DataFrame of a job whose format is frame. `worker_seconds` is how long to wait for enough workers at the start.
 
     >>> import tempfile
     >>> directory = tempfile.mkdtemp()
@@ -117,7 +118,8 @@ def train(
 
         log_event("start", f"training {job.name} into {job.out}", job=job.name, out=job.out)
         try:
-            outcome = train_flow(job, client=connected, on_progress=tell, should_stop=should_stop, frame=frame)
+            options = {"frame": frame, "worker_seconds": worker_seconds}
+            outcome = train_flow(job, client=connected, on_progress=tell, should_stop=should_stop, **options)
         except BaseException as error:
             live.end(f"failed: {type(error).__name__}")
             raise

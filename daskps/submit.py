@@ -70,6 +70,7 @@ def submit(job: Job | Mapping[str, Any], client: Client, *, name: str | None = N
     client.register_plugin(NodePlugin())
     client.register_plugin(NannyMemoryPlugin())
     _variable(name, "stop", client).set(False)
+    _variable(name, "begun", client).set(False)
     _variable(name, "outcome", client).set(None)
     _variable(name, "progress", client).set({"position": 0, "stop_position": 0, "batch": -1, "metrics": {}})
     # Dask runs it again when its worker is lost. What the run itself raises is final: another attempt would only take
@@ -115,10 +116,14 @@ def _drive(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _drive_with(client: Client, settings: dict[str, Any], name: str) -> dict[str, Any]:
     stop, shown = _variable(name, "stop", client), _variable(name, "progress", client)
-    told = _variable(name, "outcome", client)
+    told, begun = _variable(name, "outcome", client), _variable(name, "begun", client)
     looked = [time.monotonic(), False]
     if found := told.get(timeout=FIND_SECONDS):  # Dask has lost the worker that kept the result of a run that is over
         return dict(found)
+    job = make_job(settings)
+    # Run again, it has lost a worker, its own, which may have been one of just enough.
+    seconds = job.cluster.wait_seconds if begun.get(timeout=FIND_SECONDS) else 0.0
+    begun.set(True)
 
     def should_stop() -> bool:
         if time.monotonic() - looked[0] > LOOK_SECONDS:
@@ -139,7 +144,7 @@ def _drive_with(client: Client, settings: dict[str, Any], name: str) -> dict[str
             }
         )
 
-    outcome = train(make_job(settings), client=client, on_progress=tell, should_stop=should_stop)
+    outcome = train(job, client=client, on_progress=tell, should_stop=should_stop, worker_seconds=seconds)
     validations = outcome.progress.validations
     result = {
         "directory": outcome.directory,

@@ -107,5 +107,25 @@ def test_a_scheduler_that_is_slow_to_say_whether_to_stop_ends_no_run(
     monkeypatch.setattr(submitting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(submitting, "train", train)
     with Client(cluster, set_as_default=False) as client:
-        submitting._variable("slow", "outcome", client).set(None)
+        for kind in ("outcome", "begun"):
+            submitting._variable("slow", kind, client).set(None)
         assert submitting._drive_with(client, {**JOB, "out": str(tmp_path)}, "slow")["position"] == 0
+
+
+def test_a_driver_that_was_lost_with_its_worker_waits_for_another_one(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def train(job: Any, *, worker_seconds: float, **_: Any) -> Outcome:
+        waits.append(worker_seconds)
+        raise KeyboardInterrupt  # the worker is killed
+
+    monkeypatch.setattr(submitting, "train", train)
+    with Client(cluster, set_as_default=False) as client:
+        for kind in ("outcome", "begun"):
+            submitting._variable("lost", kind, client).set(None)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                submitting._drive_with(client, {**JOB, "cluster": {"wait_seconds": 77.0}}, "lost")
+    assert waits == [0.0, 77.0]

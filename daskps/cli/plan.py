@@ -44,7 +44,7 @@ NODES = "1,2,4,8,16,32,64"
 @click.option("--calibrate", "run", type=click.Path(exists=True), help="Directory or report of a finished run.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting of JOB.")
 @click.option("--nodes", default=NODES, show_default=True, help="Numbers of nodes, with commas.")
-@click.option("--rows", type=float, help="Rows that the model will have.")
+@click.option("--rows", type=click.FloatRange(1), help="Rows that the model will have, of JOB or --calibrate.")
 @click.option("--cores", type=click.IntRange(1), help="Of a node, for JOB; the cores of this machine by default.")
 @click.option("--memory", help="Of a node; 1TB, or the budget of the job, by default.")
 @click.option("--disk", help="Of a node.")
@@ -69,6 +69,10 @@ def plan_command(
     """
     if sum(given is not None for given in (job, model, run)) > 1:
         raise click.UsageError("give JOB, --model or --calibrate, not several of them")
+    if job is None and (cores is not None or assignments):
+        raise click.UsageError("--cores and --set are for JOB: a run and the paper's models are what they were")
+    if job is None and run is None and rows is not None:
+        raise click.UsageError("--rows is for JOB and --calibrate: the paper's models have theirs")
     letter = None
     if run is not None:
         work, values = calibrate(run, rows)

@@ -41,9 +41,10 @@ async def drive(
     on_progress: Callable[[Progress], None],
     should_stop: Callable[[], bool],
     frame: Any = None,
+    seconds: float = 0.0,  # to wait for workers
 ) -> Outcome:
     """Train `job` to its end, going back to its last snapshot when a node is lost, at most `cluster.restarts` times."""
-    progress, epoch, seconds = Progress(0, 0, -1), 0, 0.0
+    progress, epoch = Progress(0, 0, -1), 0
     lost: BaseException | None = None
     while True:
         driver = None
@@ -145,8 +146,8 @@ class Driver:
         others = [worker for worker in self._tasks.cluster.present() if worker not in self._workers]
         await self._tasks.try_on(others, "release", self.epoch, path, False, self._again)
         await self._control("release", path, True, self._again)
-        shared = (len(self._workers), self._job, begun, self._frame)
-        opening = [self._tasks.start(rank, "open", self.epoch, rank, *shared) for rank in range(len(self._workers))]
+        shared, here = (len(self._workers), self._job, begun, self._frame), self._tasks.nodes_by_machine()
+        opening = [self._tasks.start(rank, "open", self.epoch, rank, *shared, nodes) for rank, nodes in enumerate(here)]
         answers: list[Opened] = await self._tasks.results(opening)
         if len({answer.rows for answer in answers}) > 1:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
@@ -167,7 +168,7 @@ class Driver:
         try:
             return (await self._control("begin", self._job, ranks=[0]))[0]  # type: ignore[no-any-return]
         except LockedError:
-            if model_path(self._job) not in (await self._tasks.models_open(self._tasks.cluster.present())).values():
+            if True not in (await self._tasks.holding(model_path(self._job))).values():
                 raise
         return (await self._control("begin", self._job, True, ranks=[0]))[0]  # type: ignore[no-any-return]
 

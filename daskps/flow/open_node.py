@@ -77,6 +77,7 @@ class OpenNode:
         *,
         frame: Any = None,
         wire: Wire | None = None,
+        nodes_here: int = 1,
         limit_bytes: int | None = None,
     ) -> None:
         self.run, self.rank, self.nodes, self.job = run, rank, nodes, job
@@ -92,15 +93,15 @@ class OpenNode:
         self.training: inputs.StepReader | None = None
         self.validation: inputs.StepReader | None = None
         try:
-            self._open(begun, frame, limit_bytes)
+            self._open(begun, frame, nodes_here, limit_bytes)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, begun: Begun, frame: Any, limit_bytes: int | None) -> None:
+    def _open(self, begun: Begun, frame: Any, nodes_here: int, limit_bytes: int | None) -> None:
         job = self.job
         self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
-        check_memory(job, on_cpu=self.devices[0].kind == "cpu", limit_bytes=limit_bytes)
+        check_memory(job, on_cpu=self.devices[0].kind == "cpu", nodes_here=nodes_here, limit_bytes=limit_bytes)
         self.host = CpuDevice(0, self.pool)  # makes initial rows, which belong to MEM-PS
         self.features = inputs.features(job)
         self.specs = table_specs(job, self.features)
@@ -150,8 +151,14 @@ class OpenNode:
 
     def _check_epoch(self) -> None:
         """StaleError if a newer epoch has begun."""
-        if (newest := self.directory.state().epoch) != (mine := self.epoch.number):
-            raise StaleError(f"{self.directory.path} is in epoch {newest}; epoch {mine} of run {self.run} is over")
+        newest, mine, path = self.directory.state().epoch, self.epoch.number, self.directory.path
+        if newest < mine:
+            raise StaleError(
+                f"node {self.rank} sees no epoch {mine} in {os.path.realpath(path)}, where node 0 has begun it: give "
+                "`out` as a whole path of a file system that the machines of all workers share"
+            )
+        if newest > mine:
+            raise StaleError(f"{path} is in epoch {newest}; epoch {mine} of run {self.run} is over")
 
     def join(self, addresses: list[str]) -> None:
         """All nodes are open: connect to them, and begin to serve this node's rows."""

@@ -35,14 +35,14 @@ def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: in
     Stand-ins for devices live in the same memory. The system would grant it and kill the node when it is used.
     """
     budget = job.budget
-    wanted = nodes_here * (budget.memory_bytes + (budget.hbm_bytes if on_cpu else 0))
-    allowed = min(MEMORY_LIMIT, limit_bytes or MEMORY_LIMIT)
-    if wanted > allowed:
-        hbm = f" and budget.hbm_bytes ({budget.hbm_bytes:,}, in memory where there is no GPU)" if on_cpu else ""
-        raise CapacityError(
-            f"{nodes_here} node{'s' if nodes_here > 1 else ''} with budget.memory_bytes ({budget.memory_bytes:,}){hbm} "
-            f"may use {wanted:,} bytes, but here {allowed:,} are allowed: lower the budgets"
-        )
+    one = budget.memory_bytes + (budget.hbm_bytes if on_cpu else 0)
+    for nodes, allowed in ((1, limit_bytes or MEMORY_LIMIT), (nodes_here, MEMORY_LIMIT)):
+        if nodes * one > allowed:
+            hbm = f" and budget.hbm_bytes ({budget.hbm_bytes:,}, in memory where there is no GPU)" if on_cpu else ""
+            raise CapacityError(
+                f"{nodes} node{'s' if nodes > 1 else ''} with budget.memory_bytes ({budget.memory_bytes:,}){hbm} "
+                f"may use {nodes * one:,} bytes, but here {allowed:,} are allowed: lower the budgets"
+            )
 
 
 def _row_bytes(spec: TableSpec) -> int:

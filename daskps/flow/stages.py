@@ -6,6 +6,7 @@ In: a token. Out: a small answer; bulk stays in the node, under the token's firs
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,18 +50,19 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
     if verb == "begin":
         return begin(values[0], run, epoch, *values[1:])
     if verb == HOLDING:
-        return holding(plugin)
+        return holding(plugin, *values)
     if verb == "release":
         return release(plugin, run, epoch, *values)
     if verb == "open":
-        rank, nodes, job, begun, frame = values
+        rank, nodes, job, begun, frame, nodes_here = values
         check_free(plugin)
         worker = get_worker()
         wire = Wire.of_worker(worker, job.cluster.protocol)
         limit = worker.memory_manager.memory_limit
         plugin.opening = model_path(job)
         try:
-            plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire, limit_bytes=limit)
+            memory = {"nodes_here": nodes_here, "limit_bytes": limit}
+            plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire, **memory)
         finally:
             plugin.opening = None
         return plugin.node.opened()
@@ -79,11 +81,16 @@ def find_node(plugin: Any, verb: str, run: str, epoch: int) -> Any:
     return node
 
 
-def holding(plugin: Any) -> str | None:
-    """The path of the model that this worker has open, or is just opening or closing."""
+def holding(plugin: Any, path: str) -> bool | None:
+    """Whether the model that this worker has open, or is just opening or closing, is the one at `path`; None: none."""
     node = plugin.node
-    path: str | None = plugin.opening if node is None else node.directory.path
-    return path
+    mine = plugin.opening if node is None else node.directory.path
+    return None if mine is None else same_model(mine, path)
+
+
+def same_model(one: str, other: str) -> bool:
+    """Two jobs may write one directory differently."""
+    return one == other or os.path.realpath(one) == os.path.realpath(other)
 
 
 def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool, again: bool) -> None:
@@ -92,11 +99,12 @@ def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool, again: b
     A run that starts `again` takes no worker away from another run, and no run goes behind a newer one of its model.
     """
     node = plugin.node
-    if node is None or not (wanted or node.directory.path == path):
+    same = node is not None and same_model(node.directory.path, path)
+    if node is None or not (wanted or same):
         return
-    if node.directory.path == path and node.epoch.number > epoch:
+    if same and node.epoch.number > epoch:
         raise StaleError(f"{path} is open in epoch {node.epoch.number} of run {node.run}; epoch {epoch} is over")
-    if again and node.run != run and node.directory.path != path:
+    if again and node.run != run and not same:
         raise TrainingError(
             f"a worker of run {run} now trains {node.directory.path} (run {node.run}): use more workers"
         )

@@ -19,7 +19,7 @@ from distributed.scheduler import KilledWorker
 from daskps.errors import BackendError, LockedError, PeerError, StaleError
 
 LOST = (PeerError, StaleError, LockedError, KilledWorker, CancelledError)  # another epoch may do better
-HOLDING = "holding"  # the one question that workers answer whatever they are at: which model they have open
+HOLDING = "holding"  # the one question that workers answer whatever they are at: whether they have a model open
 LOOK_SECONDS = 1.0  # between two looks at whether all workers are there
 CAUSE_SECONDS = 2.0  # for the node that stopped the others to say why
 CLOSE_SECONDS = 30.0  # for a node to finish the stage that it is at
@@ -158,9 +158,14 @@ class Tasks:
                     answers[worker] = await cluster.fetch(task, LOOK_SECONDS)
         return answers
 
-    async def models_open(self, workers: Iterable[str]) -> dict[str, str | None]:
-        """The path of the model that is open on each of these workers, None where there is none."""
-        return await self.try_on(workers, HOLDING, 0)
+    async def holding(self, path: str) -> dict[str, bool | None]:
+        """Of every worker, whether the model that it has open is the one at `path`; None: it has none."""
+        return await self.try_on(self.cluster.present(), HOLDING, 0, path)
+
+    def nodes_by_machine(self) -> list[int]:
+        """By rank: how many nodes of the run are on the same machine, with this one."""
+        machines = [worker.rpartition(":")[0] for worker in self.workers]
+        return [machines.count(machine) for machine in machines]
 
     def _lively(self, workers: Iterable[str]) -> list[str]:
         there = self.cluster.present()
@@ -185,5 +190,5 @@ async def choose_workers(cluster: Cluster, workers: Sequence[str], nodes: int, r
     """Workers for so many nodes, by rank. Where there are more, those on which another model is open come last."""
     if len(workers) == nodes:
         return list(workers)
-    known = await Tasks(cluster, workers, run, 0.0).models_open(workers)
-    return sorted(workers, key=lambda worker: known.get(worker, "it does not say") not in (None, path))[:nodes]
+    known = await Tasks(cluster, workers, run, 0.0).holding(path)
+    return sorted(workers, key=lambda worker: known.get(worker, False) is False)[:nodes]

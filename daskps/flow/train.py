@@ -29,6 +29,7 @@ def train(
     on_progress: Callable[[Progress], None] = _nothing,
     should_stop: Callable[[], bool] = lambda: False,
     frame: Any = None,
+    worker_seconds: float = 0.0,
 ) -> Outcome:
     """Train `job` to its end, from its last snapshot if its directory has one.
 
@@ -36,16 +37,18 @@ def train(
     made and closed again. `on_progress` is called after every batch; when `should_stop` says so, the run ends at a
     batch boundary with a snapshot. When a worker is lost, the run goes back to its last snapshot by itself, at most
     `cluster.restarts` times. `frame` is the Dask DataFrame of a job whose data format is frame.
+    `worker_seconds` is how long to wait for enough workers at the start.
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     with client_for(job.cluster.nodes, client) as connected:
         return run_blocking(
             drive(
-                Workers(connected),
+                Workers(connected, job.cluster.wait_seconds),
                 job,
                 uuid.uuid4().hex[:12],
                 on_progress=on_progress,
                 should_stop=should_stop,
                 frame=frame,
+                seconds=worker_seconds,
             )
         )

@@ -25,10 +25,10 @@ CONTROL = "control"
 
 
 class Workers:
-    """The workers behind a client."""
+    """The workers behind a client, whose scheduler may take `wait_seconds` to answer."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, wait_seconds: float) -> None:
+        self._client, self._wait_seconds = client, wait_seconds
         self._count = 0
         self._ended = threading.Event()
         self._heard: dict[str, tuple[float, float]] = {}  # of each worker: its last heartbeat, and when we saw it first
@@ -47,12 +47,13 @@ class Workers:
             if (scheduler := self._client.scheduler) is None:
                 raise OSError("the client is closed")
             # Client.scheduler_info may give what it was told before, or what it asks for in the background: of five.
-            found = self._client.sync(scheduler.identity, n_workers=-1)["workers"]
+            answer = self._client.sync(scheduler.identity, n_workers=-1, callback_timeout=self._wait_seconds)
+            found = answer["workers"]
             now = time.monotonic()
         except OSError as error:
             raise TrainingError(
-                f"Dask's scheduler is gone: {error!r}; nothing is lost: start it again with its workers, then train "
-                "again, which goes on from the last snapshot"
+                f"Dask's scheduler is gone, or stuck: {error!r}; nothing is lost: start it again with its workers, "
+                "then train again, which goes on from the last snapshot"
             ) from None
         self._heard = {
             worker: known

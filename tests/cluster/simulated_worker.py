@@ -48,12 +48,12 @@ class SimWorker(Process):
             self.world.check_snapshot(snapshot)
             return Begun(taken.number, taken.index, snapshot.id if snapshot else None, None)
         if verb == HOLDING:
-            return holding(self)
+            return holding(self, *values)
         if verb == "release":
             return release(self, run, epoch, *values)
         if verb == "open":
             check_free(self)
-            rank, nodes, job, begun, _ = values
+            rank, nodes, job, begun, _, _ = values
             self.node = SimNode(self, run, rank, nodes, job, begun)
             return self.node.opened()
         if verb == "close":

@@ -39,7 +39,11 @@ SMALL: Settings = {
     "cluster": {"partitions": 3},
 }
 
-FEW: Settings = {"data": {"synthetic": {"examples": 4_000}}, "cluster": {"partitions": 8, "cores": 1}}
+FEW: Settings = {
+    "data": {"synthetic": {"examples": 4_000}},
+    "budget": {"memory_bytes": "512MB", "hbm_bytes": "512MB"},  # four nodes fit a small machine
+    "cluster": {"partitions": 8, "cores": 1},
+}
 WORKERS = 4
 CHECKED: Settings = {"cluster": {"check_replicas": True, "wait_seconds": 60.0}}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.config import make_job
-from daskps.errors import PeerError
+from daskps.errors import BackendError, PeerError
 from daskps.flow.driver import drive, pieces
 from daskps.flow.progress import Outcome
 from daskps.flow.tasks import Tasks
@@ -40,10 +40,11 @@ class Names:
         return self.now
 
 
-def run(cluster: Any, **settings: Any) -> Outcome:
+def run(cluster: Any, seconds: float = 0.0, **settings: Any) -> Outcome:
     changes: Settings = {"cluster": {"nodes": 2, "wait_seconds": 7.0, **settings}}
     job = make_job(merged(SMALL, changes))
-    return asyncio.run(drive(cluster, job, "run", on_progress=lambda _: None, should_stop=lambda: False))
+    callbacks: Settings = {"on_progress": lambda _: None, "should_stop": lambda: False}
+    return asyncio.run(drive(cluster, job, "run", seconds=seconds, **callbacks))
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 3])
@@ -61,6 +62,14 @@ def test_a_run_that_lost_a_worker_begins_again_when_enough_are_there() -> None:
     with pytest.raises(PeerError, match="lost in attempt 2"):
         run(cluster, restarts=1)
     assert cluster.slept == pytest.approx([1.0, 0.1, 0.1, 0.1])
+
+
+def test_a_run_may_wait_for_its_first_workers() -> None:
+    cluster = Names({"a": 0.0}, {"a": 0.0}, {"a": 0.0, "b": 0.0})
+    with pytest.raises(BackendError, match="wants 2 nodes, the cluster has 1 workers"):
+        run(cluster)
+    with pytest.raises(PeerError, match="lost in attempt 1"):
+        run(cluster, seconds=5.0, restarts=0)
 
 
 def test_a_run_without_enough_workers_says_what_was_lost_and_what_is_missing() -> None:
@@ -91,3 +100,11 @@ def test_a_cut_batch_has_as_few_pieces_as_fit_and_even_ones(first: int, count: i
     ]
     assert len(sizes) == -(-count // steps)
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_nodes_on_one_machine_are_told_by_the_addresses_of_their_workers() -> None:
+    def counts(*workers: str) -> list[int]:
+        return Tasks(None, workers, "run", 1.0).nodes_by_machine()  # type: ignore[arg-type]
+
+    assert counts("tcp://10.0.0.1:3", "tls://10.0.0.2:4", "tcp://10.0.0.1:5") == [2, 1, 2]
+    assert counts("inproc://10.0.0.1/7/1", "inproc://10.0.0.1/7/4") == [2, 2]

@@ -18,7 +18,18 @@ import daskps
 from daskps.config import make_job
 from daskps.flow.progress import Progress
 from daskps.flow.train import train
-from tests.flow.conftest import CHECKED, FEW, SMALL, Alone, Processes, Settings, merged, model_bits, started_by_hand
+from tests.flow.conftest import (
+    CHECKED,
+    FEW,
+    SMALL,
+    WORKERS,
+    Alone,
+    Processes,
+    Settings,
+    merged,
+    model_bits,
+    started_by_hand,
+)
 from tests.flow.test_killed import SHORT
 
 pytestmark = pytest.mark.slow
@@ -64,8 +75,9 @@ def kill_own_worker_once(marker: str) -> None:
 
 
 def test_a_submitted_run_outlives_the_worker_of_its_driver(workers: Client, alone: Alone, tmp_path: Path) -> None:
-    workers.wait_for_workers(4)
-    run = daskps.submit(settings_for(tmp_path / "m"), workers, name="driverless")
+    workers.wait_for_workers(WORKERS)
+    just_enough: Settings = {"cluster": {"nodes": WORKERS}}
+    run = daskps.submit(merged(settings_for(tmp_path / "m"), just_enough), workers, name="driverless")
     while run.status()["batch"] < 2:
         pass
     (at,) = workers.who_has([run.future]).values() or [()]
@@ -105,20 +117,22 @@ def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
     assert model_bits(tmp_path / "m") == alone()[1]
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["gone", "stuck"])
 def test_a_run_whose_scheduler_is_lost_says_so_and_is_resumed_by_hand(
-    by_hand: tuple[str, Processes], workers: Client, alone: Alone, tmp_path: Path
+    how: signal.Signals, by_hand: tuple[str, Processes], workers: Client, alone: Alone, tmp_path: Path
 ) -> None:
     address, (scheduler, *_) = by_hand
-    settings = settings_for(tmp_path / "m")
+    settings = merged(settings_for(tmp_path / "m"), {"cluster": {"wait_seconds": 5.0}})
 
     def lose_scheduler(progress: Progress) -> None:
         if progress.batch == 2:
-            scheduler.kill()
+            scheduler.send_signal(how)
 
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(3)
-        with pytest.raises(daskps.DaskpsError, match="scheduler is gone"):
+        with pytest.raises(daskps.DaskpsError, match=r"scheduler is gone, or stuck"):
             train(make_job(settings), client=client, on_progress=lose_scheduler)
+        scheduler.kill()  # a client that closes waits for a scheduler that is stuck
     for process in by_hand[1]:
         process.kill()
         process.wait()

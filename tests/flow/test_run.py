@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client, Worker
+from distributed.system import MEMORY_LIMIT
 from threadpoolctl import threadpool_info
 
 from daskps.cluster.commit import ModelDirectory
@@ -97,7 +98,9 @@ def test_batches_as_large_as_the_memory_fit_although_the_index_grows_under_them(
     assert max(report.counts["distinct_keys"] for report in progress.reports) > 10_000
 
 
-def test_budgets_above_the_memory_of_machine_or_worker_are_refused_with_figures(trained: Trained) -> None:
+def test_budgets_above_the_memory_of_machine_or_worker_are_refused_with_figures(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CapacityError, match=r"1 node with budget.memory_bytes \(900,000,000,000\).*are allowed: lower"):
         trained({"budget": {"memory_bytes": "900GB"}})
     job = make_job(merged(SMALL, {"budget": {"memory_bytes": "60MB", "hbm_bytes": "60MB"}}))
@@ -105,8 +108,16 @@ def test_budgets_above_the_memory_of_machine_or_worker_are_refused_with_figures(
     check_memory(job, on_cpu=False, limit_bytes=119_999_999)
     with pytest.raises(CapacityError, match=r"may use 120,000,000 bytes, but here 119,999,999 are allowed"):
         check_memory(job, on_cpu=True, limit_bytes=119_999_999)
-    with pytest.raises(CapacityError, match=r"^3 nodes with .* may use 180,000,000"):
-        check_memory(job, on_cpu=False, nodes_here=3, limit_bytes=120_000_000)
+    monkeypatch.setattr("daskps.flow.room.MEMORY_LIMIT", 179_999_999)
+    check_memory(job, on_cpu=False, nodes_here=2, limit_bytes=60_000_000)  # each within its worker's limit
+    with pytest.raises(CapacityError, match=r"^3 nodes with .* may use 180,000,000 bytes, but here 179,999,999"):
+        check_memory(job, on_cpu=False, nodes_here=3, limit_bytes=60_000_000)
+
+
+def test_nodes_on_one_machine_share_its_memory(on_nodes: Trained) -> None:
+    half = {"memory_bytes": MEMORY_LIMIT // 2, "hbm_bytes": 1_000_000}
+    with pytest.raises(CapacityError, match=r"^2 nodes with"):
+        on_nodes(2, {"budget": half})
 
 
 def test_the_metrics_of_a_batch_hold_that_batch_and_none_after_it(trained: Trained) -> None:

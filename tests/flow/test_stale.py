@@ -1,5 +1,6 @@
 """What comes late from a run or an epoch that is over is refused where it arrives; a newer epoch is never disturbed."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 
 from daskps.cluster.node import Flights, Read
+from daskps.config import make_job
 from daskps.errors import StaleError, TrainingError
+from daskps.flow.begin import Begun
+from daskps.flow.open_node import OpenNode
 from daskps.flow.stages import check_free, close, find_node, holding, release
 from daskps.types import Batch, Token
+from tests.flow.conftest import SMALL, merged
 
 
 def worker(run: str = "run", epoch: int = 3, path: str = "model") -> Any:
@@ -76,12 +81,18 @@ def test_a_run_that_starts_again_takes_no_worker_from_another_model() -> None:
     assert here.closed == ["run"]
 
 
+def test_a_node_that_sees_another_directory_than_node_0_says_so(tmp_path: Path) -> None:
+    job = make_job(merged(SMALL, {"out": str(tmp_path / "m")}))
+    with pytest.raises(StaleError, match=f"node 1 sees no epoch 5 in {tmp_path}/m, .* machines of all workers share"):
+        OpenNode("run", 1, 2, job, Begun(5, 9, None, None))
+
+
 def test_a_worker_has_a_model_from_before_its_node_is_made_until_it_is_closed() -> None:
     """Its partitions are locked all that time, and whoever finds them locked asks whose they are."""
     here = worker()
-    here.node.close = lambda: here.closed.append(holding(here))
+    here.node.close = lambda: here.closed.append(holding(here, "model"))
     close(here, "run", 3)
-    assert here.closed == ["model"]
-    assert holding(here) is None
+    assert here.closed == [True]
+    assert holding(here, "model") is None
     here.opening = "next"
-    assert holding(here) == "next"
+    assert (holding(here, "next"), holding(here, "./next"), holding(here, "model")) == (True, True, False)

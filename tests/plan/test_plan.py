@@ -206,6 +206,10 @@ def test_the_command_plans_jobs_and_runs_and_refuses_nonsense(run: Callable[...,
     path.write_text(json.dumps(record()))
     assert "as it ran on 1 node" in run("--calibrate", path)
     assert "not several" in run(job, "--model", "A", code=2)
+    for option in (("--set", "train.epochs=2"), ("--cores", 2)):
+        assert "are for JOB" in run("--model", "A", *option, code=2)
+    assert "--rows is for JOB" in run("--rows", 5, code=2)
+    assert "x>=1" in run(job, "--rows", 0, code=2)
     assert "wants numbers with commas" in run("--nodes", "1;2", code=2)
     assert "1 to 64 nodes" in run("--nodes", "0", code=2)
     assert "cannot read" in run("--memory", "much", code=2)
