@@ -147,7 +147,7 @@ class Data(Settings):
     """
 
     format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"]
-    paths: tuple[str, ...] = ()  # files, globs, directories, fsspec URLs; read in the order of their names
+    paths: tuple[str, ...] = ()  # files, globs, directories, fsspec URLs; read in this order, within a glob by name
     validation_paths: tuple[str, ...] = ()
     validation_rows: Annotated[int, Field(ge=0)] = 0  # synthetic: so many rows after the training ones
     synthetic: SyntheticData | None = None

@@ -1,7 +1,7 @@
 """Files of a data set, wherever fsspec reaches: listing, ranges of bytes, and decompressed streams.
 
-In: a URL, a glob, a directory, or a list of them. Out: `DataFile` values in the global order (sorted by path), their
-bytes by range where they are plain, and as a stream where they are compressed (gzip, zstd, by extension).
+In: a URL, a glob, a directory, or a list of them. Out: `DataFile` values in the global order; their bytes by range
+where they are plain, and as a stream where they are compressed (gzip, zstd, by extension).
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def _hidden(path: str) -> bool:
 
 
 def list_files(urls: str | Sequence[str]) -> list[DataFile]:
-    """The files of the data set in their global order. In directories, names that begin with . or _ are left out."""
+    """The files of the data set in their global order: that of the list, and by name within a glob or a directory.
+
+    A file that is named twice comes once, at its first place. Names that begin with . or _ do not count in directories.
+    """
     found: dict[str, tuple[Any, str]] = {}
     for url in [urls] if isinstance(urls, str) else urls:
         fs, path = fsspec.core.url_to_fs(url)
@@ -69,8 +72,9 @@ def list_files(urls: str | Sequence[str]) -> list[DataFile]:
             paths = [path] if fs.exists(path) else []
         if not paths:
             raise DataError(f"no file at {url!r}; give a file, a glob or a directory that fsspec can open")
-        found.update({fs.unstrip_protocol(name): (fs, name) for name in paths})
-    return [_describe(*found[name]) for name in sorted(found)]
+        for name in sorted(paths):
+            found.setdefault(fs.unstrip_protocol(name), (fs, name))
+    return [_describe(*where) for where in found.values()]
 
 
 def padded(size: int) -> Bytes:

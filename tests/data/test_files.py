@@ -99,16 +99,20 @@ def test_an_empty_batch_has_its_shape(tmp_path: Path, pool: ComputePool) -> None
     assert (batch.slots, batch.offsets.tolist(), len(batch.keys)) == (39, [0], 0)
 
 
-def test_files_are_read_in_the_order_of_their_names(tmp_path: Path, pool: ComputePool, wanted: Batch) -> None:
+def test_files_are_read_as_listed_and_by_name_within_a_glob_or_a_directory(
+    tmp_path: Path, pool: ComputePool, wanted: Batch
+) -> None:
     lines = criteo_text(300).splitlines(keepends=True)
     (tmp_path / "b").mkdir()
-    for name, part in {"a.tsv": lines[:100], "b/0.tsv": lines[100:150], "c.tsv": lines[150:]}.items():
+    parts = {"a.tsv": lines[:100], "b/0.tsv": lines[100:150], "c.tsv": lines[150:]}
+    for name, part in parts.items():
         (tmp_path / name).write_bytes(b"".join(part))
     for hidden in (".crc", "_SUCCESS"):
         (tmp_path / hidden).write_bytes(b"not data")
     same(read_all([str(tmp_path)], pool), wanted)
-    globbed = [str(tmp_path / "c.tsv"), str(tmp_path / "*.tsv"), str(tmp_path / "b/*")]
-    same(read_all(globbed, pool), wanted)
+    same(read_all([str(tmp_path / name) for name in parts] + [str(tmp_path / "*.tsv")], pool), wanted)
+    listed = [str(tmp_path / "c.tsv"), str(tmp_path / "*.tsv"), str(tmp_path / "b/*")]
+    assert [Path(file.url).name for file in list_files(listed)] == ["c.tsv", "a.tsv", "0.tsv"]
 
 
 def test_nothing_found_is_an_error_with_the_url(tmp_path: Path) -> None:
