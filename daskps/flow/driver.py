@@ -22,7 +22,7 @@ from daskps.errors import BackendError, DataError, LockedError
 from daskps.flow.begin import Begun, model_path
 from daskps.flow.fitting import fitting_steps
 from daskps.flow.inputs import judge_bad_rows
-from daskps.flow.open_node import Opened
+from daskps.flow.opened import Opened
 from daskps.flow.progress import BatchReport, Outcome, Progress, Validation, record_of
 from daskps.flow.sizing import Sizer
 from daskps.flow.tasks import LOST, Cluster, Task, Tasks, choose_workers, wait_for_workers

@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,11 @@ from daskps.data.order import Steps
 from daskps.errors import ConfigError, DaskpsError, StaleError, TrainingError
 from daskps.flow import inputs
 from daskps.flow.begin import Begun, placement_of
+from daskps.flow.opened import Opened
 from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
 from daskps.flow.place import check_order, order_before
 from daskps.flow.predict import Predictor
-from daskps.flow.progress import Validation, to_record, validations_of
+from daskps.flow.progress import to_record, validations_of
 from daskps.flow.reading import Reading
 from daskps.flow.room import Room, check_memory
 from daskps.flow.trainer import Trainer
@@ -44,24 +44,6 @@ from daskps.model import engine, network
 from daskps.model.metrics import Metrics
 from daskps.ssd import Options
 from daskps.types import Floats, Keys
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What a node tells the driver when it is open."""
-
-    epoch: int
-    address: str  # of its link, for the other nodes
-    directory: str
-    snapshot: str | None  # that it was opened from
-    batch: int  # the last one that the snapshot holds; -1 for a new model
-    position: int
-    rows: int  # of all epochs of the data
-    steps: Steps
-    validation_rows: int
-    read_steps: int  # that one read may have
-    metrics: dict[str, float]
-    validations: tuple[Validation, ...] = ()  # that came before the snapshot
 
 
 class OpenNode:

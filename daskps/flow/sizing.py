@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from daskps.config import Job
-from daskps.flow.open_node import Opened
+from daskps.flow.opened import Opened
 from daskps.flow.progress import BatchReport
 
 FIRST_EXAMPLES = 32_768

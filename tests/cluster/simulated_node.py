@@ -23,7 +23,7 @@ from daskps.data.order import Steps
 from daskps.errors import PeerError, StaleError
 from daskps.flow.begin import Begun
 from daskps.flow.fitting import Fit
-from daskps.flow.open_node import Opened
+from daskps.flow.opened import Opened
 from daskps.flow.progress import BatchReport, StageTime, validations_of
 from daskps.mem import MemPS
 from daskps.types import Token
