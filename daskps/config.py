@@ -151,7 +151,7 @@ class Data(Settings):
     validation_paths: tuple[str, ...] = ()
     validation_rows: Annotated[int, Field(ge=0)] = 0  # synthetic: so many rows after the training ones
     synthetic: SyntheticData | None = None
-    label: str = "label"
+    label: Annotated[str, Field(min_length=1)] = "label"
     weight: str | None = None  # column of example weights
     hash_seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     osrp: Hashing | None = None  # hash the keys once more, to fewer

@@ -169,10 +169,13 @@ class Model:
             for start in range(0, batch.examples, PREDICT_EXAMPLES):
                 yield batch.slice(start, min(start + PREDICT_EXAMPLES, batch.examples))
 
-    def read(self, paths: Paths, format: str | None = None) -> Iterator[Batch]:
-        """The examples of files, with the job's schema; `format` is the job's own unless said otherwise."""
+    def read(self, paths: Paths, format: str | None = None, *, labelled: bool = True) -> Iterator[Batch]:
+        """The examples of files, with the job's schema; `format` is the job's own unless said otherwise.
+
+        With labelled=False neither labels nor example weights are looked at, nor need they be there: enough to predict.
+        """
         named = [paths] if isinstance(paths, str | os.PathLike) else paths
-        with inputs.open_data(self.job, [os.fspath(path) for path in named], self._pool, format) as reader:
+        with inputs.open_data(self.job, [os.fspath(path) for path in named], self._pool, format, labelled) as reader:
             for batch in reader.batches(PREDICT_EXAMPLES):
                 self.bad_rows = inputs.skipped_rows(reader)
                 yield self._hashed(batch)

@@ -47,6 +47,7 @@ def test_bytes_may_carry_a_unit(text: str, count: int) -> None:
         ({"data": {"format": "csv", "paths": "x", "synthetic": {}}}, "csv data has no synthetic"),
         ({"data": {"format": "frame", "validation_rows": 9, "synthetic": {}}}, "no synthetic, validation_rows; leave"),
         ({"data": {"format": "synthetic", "hash_seed": -1}}, "data.hash_seed: Input should be greater than or equal"),
+        ({"data": {"format": "csv", "paths": "x", "label": ""}}, "data.label: String should have at least 1 character"),
         (SYNTHETIC | {"tables": {"..": {}, "a/b": {}, "ok.2": {}}}, "a table's name is that of its folder"),
         (SYNTHETIC | {"train": {"early_stopping_patience": 2}}, "no validation data to stop by"),
         (SYNTHETIC | {"train": {"minibatch_examples": 2**20 + 1}}, "train.minibatch_examples: Input should be less"),

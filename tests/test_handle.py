@@ -5,12 +5,15 @@ from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import daskps
+from daskps import handle
 from daskps.data.synthetic import Synthetic
 from daskps.errors import ArgumentError, ConfigError, DataError
+from tests.data.criteo_rows import criteo_text
 
 SLOTS = 4
 MADE = {"slots": SLOTS, "key_space": 500, "seed": 3}
@@ -52,6 +55,56 @@ def test_validation_files_and_frames_give_the_same_answers(
         np.testing.assert_array_equal(model.predict(unlabelled), by_file)
         np.testing.assert_array_equal(model.predict(unlabelled.drop(columns="label")), by_file)
         assert by_file.std() > 0.01
+
+
+def predictions(model: daskps.Model, path: Path, format: str | None, labelled: bool) -> np.ndarray:
+    """Of a file whose rows are read in order, each with its number."""
+    rows, pieces = 0, []
+    for part, values in model.predict_batches(model.read(path, format, labelled=labelled)):
+        assert part.first_row == rows
+        assert labelled or not (part.labels.any() or part.example_weights is not None)
+        rows += part.examples
+        pieces.append(values)
+    return np.concatenate(pieces)
+
+
+def test_files_without_labels_are_predicted_to_the_bit(
+    tmp_path: Path, files: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handle, "PREDICT_EXAMPLES", 150)  # several batches of few rows
+    table = pq.read_table(files[1])
+    table = table.append_column("weight", pa.array(np.full(len(table), 0.5, np.float32)))
+    pq.write_table(table, tmp_path / "all.parquet")
+    pq.write_table(table.drop_columns(["label", "weight"]), tmp_path / "bare.parquet")
+    table.to_pandas().to_csv(tmp_path / "all.csv", index=False)
+    table.drop_columns(["label", "weight"]).to_pandas().to_csv(tmp_path / "bare.csv", index=False)
+    data = {"format": "parquet", "paths": [str(tmp_path / "all.parquet")], "weight": "weight"}
+    daskps.train({**JOB, "out": str(tmp_path / "m"), "data": data}, report=False)
+    with daskps.open_model(tmp_path / "m") as model:
+        expected = predictions(model, tmp_path / "all.parquet", None, labelled=True)
+        assert len(expected) == 700
+        assert expected.std() > 0.001
+        for name, format in [("bare.parquet", None), ("all.parquet", None), ("bare.csv", "csv"), ("all.csv", "csv")]:
+            np.testing.assert_array_equal(predictions(model, tmp_path / name, format, labelled=False), expected)
+        np.testing.assert_array_equal(model.predict(pq.read_table(tmp_path / "bare.parquet")), expected)
+        with pytest.raises(ConfigError, match=r"not there: \['label', 'weight'\].*predictions need neither"):
+            model.evaluate(tmp_path / "bare.parquet")
+        with pytest.raises(ConfigError, match="begin with a label"):
+            next(model.read(tmp_path / "bare.csv", "multislot", labelled=False))
+
+
+def test_criteo_rows_without_labels_are_predicted_to_the_bit(tmp_path: Path) -> None:
+    text = criteo_text(500)
+    (tmp_path / "day").write_bytes(text)
+    (tmp_path / "test.txt").write_bytes(b"".join(line.partition(b"\t")[2] for line in text.splitlines(keepends=True)))
+    job = {name: value for name, value in JOB.items() if name != "slots"}
+    data = {"format": "criteo", "paths": [str(tmp_path / "day")]}
+    daskps.train({**job, "out": str(tmp_path / "m"), "data": data}, report=False)
+    with daskps.open_model(tmp_path / "m") as model:
+        expected = predictions(model, tmp_path / "day", None, labelled=True)
+        assert len(expected) == 500
+        assert expected.std() > 0.001
+        np.testing.assert_array_equal(predictions(model, tmp_path / "test.txt", None, labelled=False), expected)
 
 
 def test_a_model_trained_from_a_frame_reads_parquet(tmp_path: Path, files: tuple[str, str]) -> None:

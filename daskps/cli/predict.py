@@ -20,6 +20,7 @@ EPILOG = """\b
 Examples:
   daskps predict runs/demo clicks.parquet -o predictions.parquet
   daskps predict runs/criteo day_23.gz -o predictions.parquet
+  daskps predict runs/criteo test.txt --unlabelled -o predictions.parquet
 """
 SCHEMA = pa.schema([("row", pa.int64()), ("label", pa.float32()), ("probability", pa.float32())])
 
@@ -41,22 +42,24 @@ def whole_file(path: str) -> Iterator[str]:
 @click.argument("data", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The Parquet file to write.")
 @format_option
+@click.option("--unlabelled", is_flag=True, help="DATA has no labels (Criteo: 39 columns), nor has the output.")
 @snapshot_option
 @command
 def predict(
-    model: str, data: tuple[str, ...], output: str, format: str | None, snapshot: str | None
+    model: str, data: tuple[str, ...], output: str, format: str | None, unlabelled: bool, snapshot: str | None
 ) -> tuple[Any, ...]:
     """Predict every row of DATA with MODEL and write row number, label and probability as Parquet."""
+    schema = SCHEMA.remove(SCHEMA.get_field_index("label")) if unlabelled else SCHEMA
     rows, clicks = 0, 0.0
     with (
         open_model(model, snapshot=snapshot) as opened,
         whole_file(output) as unfinished,
-        pq.ParquetWriter(unfinished, SCHEMA, compression="zstd") as writer,
+        pq.ParquetWriter(unfinished, schema, compression="zstd") as writer,
     ):
-        for batch, probabilities in opened.predict_batches(opened.read(data, format)):
+        for batch, probabilities in opened.predict_batches(opened.read(data, format, labelled=not unlabelled)):
             numbers = np.arange(batch.first_row, batch.first_row + batch.examples)
-            columns = [pa.array(numbers), pa.array(batch.labels), pa.array(probabilities)]
-            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
+            columns = {"row": numbers, "label": batch.labels, "probability": probabilities}
+            writer.write_table(pa.table({name: columns[name] for name in schema.names}, schema=schema))
             rows += batch.examples
             clicks += float(probabilities.sum(dtype=np.float64))
         name, bad_rows = opened.snapshot.id, opened.bad_rows

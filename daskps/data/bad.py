@@ -69,7 +69,8 @@ class Origin:
         number = self.first_row + row + 1 + self.header_lines
         words = f"{self.url}, {self.unit} {number}"
         if reason == WRONG_COLUMN_COUNT:
-            return f"{words}: {REASONS[reason]}: {column}, the schema wants {len(self.columns)}"
+            wanted = f"{len(self.columns)} ({self.columns[0]} to {self.columns[-1]})"
+            return f"{words}: {REASONS[reason]}: {column}, the schema wants {wanted}"
         name = f" ({self.columns[column - 1]})" if 0 < column <= len(self.columns) else ""
         return f"{words}, {self.column_unit} {column}{name}: {REASONS[reason]}"
 

@@ -71,8 +71,8 @@ def check_types(schema: Schema, types: dict[str, pa.DataType], where: str) -> No
             wrong.append(f"{slot.source} is {kind}, but slot {slot.name!r} wants {wanted}")
         if slot.weights and not _number_lists(types[slot.weights]):
             wrong.append(f"{slot.weights} is {types[slot.weights]}, but weights want a list of numbers")
-    numbers = [dense.source for dense in schema.dense] + [schema.label]
-    numbers += [schema.example_weight] if schema.example_weight else []
+    numbers = [dense.source for dense in schema.dense]
+    numbers += [name for name in (schema.label, schema.example_weight) if name]
     wrong += [f"{name} is {types[name]}, but must be a number" for name in numbers if not _numeric(types[name])]
     if wrong:
         raise ConfigError(f"{where}: the schema does not fit the columns: {'; '.join(wrong)}")
@@ -118,9 +118,11 @@ class ColumnParser:
                 code = bad | ((self._columns.index(column) + 1) << 8)
                 np.copyto(status, code, where=(bad != 0) & (status == 0))
 
-        labels, bad = float_column(arrays[schema.label], None)
-        wrong = (labels != 0) & (labels != 1)
-        note(schema.label, np.where(wrong | (0 if bad is None else bad != 0), BAD_LABEL, 0).astype(np.int32))
+        labels = np.zeros(table.num_rows, np.float32)
+        if schema.label:
+            labels, bad = float_column(arrays[schema.label], None)
+            wrong = (labels != 0) & (labels != 1)
+            note(schema.label, np.where(wrong | (0 if bad is None else bad != 0), BAD_LABEL, 0).astype(np.int32))
         slots: list[KeyColumn] = []
         slot_weights: dict[int, tuple[Int64s, Floats]] = {}
         for number, slot in enumerate(schema.slots):

@@ -10,7 +10,7 @@ struct DensePlan {
 
 struct Columns {
     int32_t count;
-    int32_t label;
+    int32_t label;  // or -1: every label is 0
     int32_t example_weight;  // or -1
     int32_t delimiter;
     int32_t slots;
@@ -55,8 +55,11 @@ DEVICE Reason read_slot(
 DEVICE int32_t read_line(const Line& line, const Plan& plan, float* label, uint64_t** keys, const uint64_t* base,
                          int64_t* ends, float* dense, float* weight) {
     const Columns& columns = plan.columns;
-    if (read_label(line.begin(columns.label), line.end(columns.label), false, label) != FINE)
-        return status_of(BAD_LABEL, columns.label + 1);
+    *label = 0;
+    if (columns.label >= 0) {
+        int64_t c = columns.label;
+        if (read_label(line.begin(c), line.end(c), false, label) != FINE) return status_of(BAD_LABEL, c + 1);
+    }
     for (int64_t s = 0; s < columns.slots; ++s) {
         int64_t c = plan.slots[s].column;
         Reason reason = read_slot(line.begin(c), line.end(c), plan.slots[s], plan, keys);

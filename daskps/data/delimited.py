@@ -85,9 +85,9 @@ class Delimited:
         return found[1] if found else ()
 
 
-def criteo(block_bytes: int = text.BLOCK_BYTES) -> Delimited:
-    """Criteo's own layout: tabs, no header, 40 columns."""
-    return Delimited("\t", CRITEO_COLUMNS, block_bytes)
+def criteo(block_bytes: int = text.BLOCK_BYTES, labelled: bool = True) -> Delimited:
+    """Criteo's own layout: tabs, no header, 40 columns; 39 without the label, as in the test files of its contest."""
+    return Delimited("\t", CRITEO_COLUMNS if labelled else CRITEO_COLUMNS[1:], block_bytes)
 
 
 class DelimitedParser:
@@ -114,9 +114,9 @@ class DelimitedParser:
             fixed=all(slot.kind != "multi" and slot.missing_key for slot in schema.slots),
             log_columns=tuple(number for number, dense in enumerate(schema.dense) if dense.scale == "log"),
         )
-        weight_column = place[schema.example_weight] if schema.example_weight else -1
+        label, weight = (place[name] if name else -1 for name in (schema.label, schema.example_weight))
         slots, dense = len(schema.slots), len(schema.dense)
-        head = (len(columns), place[schema.label], weight_column, ord(delimiter), slots, dense, delimiter == ",")
+        head = (len(columns), label, weight, ord(delimiter), slots, dense, delimiter == ",")
         self._columns = np.array([head], _COLUMNS)
         places = [place[slot.source] for slot in schema.slots]
         self._slots = SlotPlan(schema.slots, places, [slot.missing_key for slot in schema.slots], hash_seed)

@@ -7,7 +7,7 @@ In slotted text (libffm, multi-slot) a column is the name written before the col
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from daskps.errors import ConfigError
@@ -89,7 +89,7 @@ class Schema:
 
     slots: tuple[Slot, ...]
     dense: tuple[Dense, ...] = ()
-    label: str = "label"
+    label: str = "label"  # empty: the data has none, every label is 0
     example_weight: str = ""  # empty: every example weighs 1
 
     def __post_init__(self) -> None:
@@ -103,24 +103,31 @@ class Schema:
     @property
     def columns(self) -> list[str]:
         """Every source column, once, in the order of first use."""
-        weight = [self.example_weight] if self.example_weight else []
-        lists = [slot.weights for slot in self.slots if slot.weights]
+        lists = [slot.weights for slot in self.slots]
         sources = [slot.source for slot in self.slots] + [dense.source for dense in self.dense]
-        return list(dict.fromkeys([self.label, *sources, *lists, *weight]))
+        named = dict.fromkeys([self.label, *sources, *lists, self.example_weight])
+        return [name for name in named if name]
 
     @property
     def weighted(self) -> bool:
         """Whether any slot brings weights from a column of its own."""
         return any(slot.weights for slot in self.slots)
 
+    def unlabelled(self) -> Schema:
+        """The same features of data whose labels and example weights are not looked at, be they there or not."""
+        return replace(self, label="", example_weight="")
+
     def check_columns(self, there: Iterable[str], where: str) -> None:
         """Refuse a file that lacks a column, naming every one that is missing."""
         known = list(there)
         absent = [column for column in self.columns if column not in set(known)]
         if absent:
+            advice = "the slots' `column` settings"
+            if set(absent) <= {self.label, self.example_weight}:
+                advice = "data.label or data.weight; predictions need neither where the data is read as unlabelled"
             raise ConfigError(
                 f"{where}: the schema names columns that are not there: {absent}; the data has "
-                f"{known if len(known) <= 60 else [*known[:60], '...']}. Correct the slots' `column` settings"
+                f"{known if len(known) <= 60 else [*known[:60], '...']}. Correct {advice}"
             )
 
 

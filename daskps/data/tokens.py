@@ -75,6 +75,11 @@ class TokenParser:
     task_rows = 1 << 62  # a block of text is small enough for one thread
 
     def __init__(self, format: Tokens, schema: Schema, hash_seed: int) -> None:
+        if not schema.label:
+            raise ConfigError(
+                f"lines of {format.style} text begin with a label, so it cannot be read as unlabelled: write a 0 where "
+                "there is none, and read it as it is"
+            )
         columns = [dense.name for dense in schema.dense] + [slot.weights for slot in schema.slots if slot.weights]
         columns += [schema.example_weight] if schema.example_weight else []
         if columns:

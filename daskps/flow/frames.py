@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from daskps.data.bad import BadRowPolicy, BadRows
@@ -26,11 +25,7 @@ NAME = "the data frame"
 
 def frame_batch(frame: Any, schema: Schema, hash_seed: int) -> Batch:
     """The rows of `frame` in order."""
-    table = arrow_table(frame)
-    read = {slot.source for slot in schema.slots} | {dense.source for dense in schema.dense}
-    for column in {schema.label, schema.example_weight} - read - {""}:  # a prediction needs neither, whatever is there
-        kept = table.drop_columns(column) if column in table.column_names else table
-        table = kept.append_column(column, pa.array(np.zeros(table.num_rows, np.float32)))
+    table, schema = arrow_table(frame), schema.unlabelled()
     schema.check_columns(table.column_names, NAME)
     parser = ColumnParser(schema, hash_seed)
     block = parser.prepare(table.select(schema.columns))

@@ -219,12 +219,14 @@ def _steps(job: Job, rank: int, nodes: int) -> Steps:
     return Steps(train.minibatch_examples, nodes, rank, job.cluster.devices, train.block_examples)
 
 
-def open_data(job: Job, paths: Sequence[str], pool: ComputePool, format: str | None = None) -> Reader:
+def open_data(
+    job: Job, paths: Sequence[str], pool: ComputePool, format: str | None = None, labelled: bool = True
+) -> Reader:
     """A reader of other data with the job's schema, in order; `format` is the job's unless said otherwise.
 
-    Its keys are those of the data: `hashing` is still to be applied.
+    Its keys are those of the data: `hashing` is still to be applied. Where it is not `labelled`, labels are 0.
     """
-    source = _source(job, tuple(paths), _file_format(format or job.data.format))
+    source = _source(job, tuple(paths), _file_format(format or job.data.format), labelled)
     return source.open(source.index(pool.cores), pool)
 
 
@@ -233,10 +235,10 @@ def _file_format(format: str) -> str:
     return "parquet" if format in ("synthetic", "frame") else format
 
 
-def _source(job: Job, paths: tuple[str, ...], format: str | None = None) -> Source:
-    data = job.data
+def _source(job: Job, paths: tuple[str, ...], format: str | None = None, labelled: bool = True) -> Source:
+    data, schema = job.data, job_schema(job) if labelled else job_schema(job).unlabelled()
     block_bytes = min(max(_blocks_bytes(job) // LEAST_BLOCKS, LEAST_BLOCK_BYTES), BLOCK_BYTES)
-    return Source(paths, _format(format or data.format, block_bytes), job_schema(job), data.hash_seed, _policy(job))
+    return Source(paths, _format(format or data.format, block_bytes, labelled), schema, data.hash_seed, _policy(job))
 
 
 def job_schema(job: Job) -> Schema:
@@ -264,9 +266,9 @@ def _frame_source(job: Job, frame: Any) -> Source:
     return frame_source(frame, job_schema(job), job.data.hash_seed, _policy(job))
 
 
-def _format(name: str, block_bytes: int = BLOCK_BYTES) -> Format:
+def _format(name: str, block_bytes: int, labelled: bool) -> Format:
     if name == "criteo":
-        return delimited.criteo(block_bytes)
+        return delimited.criteo(block_bytes, labelled)
     if name == "csv":
         return delimited.Delimited(",", block_bytes=block_bytes)
     if name == "parquet":

@@ -80,6 +80,13 @@ def test_predict_writes_a_row_number_and_a_probability_for_every_row(
     with daskps.open_model(model) as opened:
         expected = np.concatenate([probabilities for _, probabilities in opened.predict_batches(opened.validation())])
     np.testing.assert_array_equal(np.array(found["probability"][8_000:], np.float32), expected)
+    pq.write_table(pq.read_table(tmp_path / "clicks.parquet").drop_columns("label"), tmp_path / "bare.parquet")
+    run("predict", model, tmp_path / "bare.parquet", "--unlabelled", "-o", tmp_path / "bare_out.parquet")
+    del found["label"]
+    assert pq.read_table(tmp_path / "bare_out.parquet").to_pydict() == found
+    said = run("predict", model, tmp_path / "bare.parquet", "-o", tmp_path / "no.parquet", code=2).stderr
+    assert "not there: ['label']" in said
+    assert "unlabelled" in said
 
 
 def test_predictions_that_fail_leave_what_was_there(model: Path, tmp_path: Path, run: Run) -> None:

@@ -1,6 +1,7 @@
 """Parquet columns of every type become the keys that a plain Python twin computes from the values."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,21 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, Schema, list[Row]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(tables(), st.integers(1, 5), st.booleans())
+@given(tables(), st.integers(1, 5), st.booleans(), st.sampled_from(["labelled", "unlabelled", "as if unlabelled"]))
 def test_any_columns_give_the_twins_keys(
     tmp_path_factory: pytest.TempPathFactory,
     pool: ComputePool,
     drawn: tuple[pa.Table, Schema, list[Row]],
     group: int,
     dictionary: bool,
+    labels: str,
 ) -> None:
     table, schema, rows = drawn
+    if labels != "labelled":
+        table = table.drop_columns("label")
+        if labels == "as if unlabelled":
+            table = table.append_column("label", pa.nulls(len(table), pa.string()))
+        schema, rows = schema.unlabelled(), [replace(row, label=0.0) for row in rows]
     path = tmp_path_factory.mktemp("table") / "a.parquet"
     expect(read(path, table, schema, pool, seed=3, row_group_size=group, use_dictionary=dictionary), rows)
 
@@ -224,6 +231,17 @@ def test_a_schema_that_does_not_fit_is_refused_naming_every_column(tmp_path: Pat
         Source([str(tmp_path)], Parquet(), Schema(slots, (Dense("b2", "b"),))).index()
     for words in ("a is list", "slot 'b' wants integers", "slot 'c' wants", "d is timestamp", "label is string"):
         assert words in str(caught.value)
+
+
+def test_where_only_labels_are_missing_the_error_says_what_does_without(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "a.parquet")
+    for schema, advice in [
+        (Schema((Slot("a"),), example_weight="w"), r"\['label', 'w'\].*predictions need neither .* as unlabelled"),
+        (Schema((Slot("b"),)), r"\['label', 'b'\].*Correct the slots' `column` settings$"),
+        (Schema((Slot("b"),)).unlabelled(), r"\['b'\].*Correct the slots' `column` settings$"),
+    ]:
+        with pytest.raises(ConfigError, match=advice):
+            Source([str(tmp_path)], Parquet(), schema).index()
 
 
 def test_every_file_must_have_the_columns(tmp_path: Path) -> None:

@@ -52,6 +52,21 @@ def test_criteo_rows_are_read_as_the_twin_reads_them(
     check(path, text, source, twin_rows(text, source.schema, CRITEO_COLUMNS, b"\t", 5), pool)
 
 
+def test_criteo_rows_without_labels_have_one_column_less(tmp_path: Path, pool: ComputePool) -> None:
+    labelled = criteo_text(200)
+    text = b"".join(line.partition(b"\t")[2] for line in labelled.splitlines(keepends=True))
+    path, schema = tmp_path / "test.txt", criteo_schema().unlabelled()
+    source = Source([str(path)], criteo(1000, labelled=False), schema, hash_seed=5)
+    check(path, text, source, twin_rows(text, schema, CRITEO_COLUMNS[1:], b"\t", 5), pool)
+    for found, told in [
+        (source, r"40, the schema wants 39 \(I1 to C26\)"),
+        (Source([str(path)], criteo(), criteo_schema()), r"39, the schema wants 40 \(label to C26\)"),
+    ]:
+        path.write_bytes(labelled if found is source else text)
+        with found.open(found.index(), pool) as reader, pytest.raises(DataError, match=f"line 1: .*: {told}"):
+            reader.read(0, 1)
+
+
 fields = st.one_of(
     st.binary(max_size=12).map(lambda x: x.replace(b"\n", b"")),
     st.integers(-(2**66), 2**66).map(lambda x: b"%d" % x),
@@ -94,9 +109,11 @@ def line(draw: st.DrawFn) -> list[bytes]:
     last_end=st.booleans(),
     block_bytes=st.sampled_from([16, 64, 4096]),
     seed=st.integers(0, 2**64 - 1),
+    schema=st.sampled_from([EVERY_KIND, EVERY_KIND.unlabelled()]),
 )
-@example([[b"", b"", b"3", b"1", b"", b"", b"9" * 600, b"", b"1"]], b"\t", b"\n", True, 16, 0)
-@example([[b"\r"] * 9, [b"\r"]], b"\t", b"\n", False, 16, 0)
+@example([[b"", b"", b"3", b"1", b"", b"", b"9" * 600, b"", b"1"]], b"\t", b"\n", True, 16, 0, EVERY_KIND)
+@example([[b"", b"", b"3", b"x", b"", b"", b"", b"", b""]], b"\t", b"\n", True, 16, 0, EVERY_KIND.unlabelled())
+@example([[b"\r"] * 9, [b"\r"]], b"\t", b"\n", False, 16, 0, EVERY_KIND)
 def test_any_bytes_are_read_as_the_twin_reads_them(
     tmp_path_factory: pytest.TempPathFactory,
     pool: ComputePool,
@@ -106,13 +123,14 @@ def test_any_bytes_are_read_as_the_twin_reads_them(
     last_end: bool,
     block_bytes: int,
     seed: int,
+    schema: Schema,
 ) -> None:
     text = end.join(delimiter.join(row) for row in rows) + (end if last_end else b"")
     path = tmp_path_factory.mktemp("fuzz") / "rows.txt"
-    source = Source([str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes), EVERY_KIND, hash_seed=seed)
+    source = Source([str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes), schema, hash_seed=seed)
     if text.startswith(b"\xef\xbb\xbf"):
         text = b"0" + text
-    check(path, text, source, twin_rows(text, EVERY_KIND, COLUMNS, delimiter, seed), pool)
+    check(path, text, source, twin_rows(text, schema, COLUMNS, delimiter, seed), pool)
 
 
 EDGES = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**19, 10**20, 3 * 10**20, 2**66 + 5, 10**30]

@@ -125,6 +125,9 @@ def test_what_token_text_cannot_hold_is_refused(tmp_path: Path) -> None:
         (Tokens("slots"), Schema((Slot("a"),), (Dense("price"),)), r"no columns, but the schema names \['price'\]"),
         (Tokens("libsvm"), Schema((Slot("a"), Slot("b"))), "one slot, not"),
         (Tokens("slots"), Schema((Slot("a"), Slot("b", "a"))), "two slots read the same tokens"),
+        (Tokens("libsvm"), SCHEMAS["libsvm"].unlabelled(), "libsvm text begin with a label, .* write a 0"),
+        (Tokens("libffm"), SCHEMAS["libffm"].unlabelled(), "libffm text begin with a label, .* write a 0"),
+        (Tokens("slots"), SCHEMAS["slots"].unlabelled(), "slots text begin with a label, .* write a 0"),
     ]:
         with pytest.raises(ConfigError, match=words):
             Source([str(tmp_path)], format, schema).index()

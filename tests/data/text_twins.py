@@ -103,7 +103,7 @@ def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: by
             if field.startswith(b'"'):
                 raise BadLineError(QUOTED, number_ + 1)
     place = {name: at for at, name in enumerate(columns)}
-    label = label_of(fields[place[schema.label]], False, place[schema.label] + 1)
+    label = label_of(fields[place[schema.label]], False, place[schema.label] + 1) if schema.label else 0.0
     bags = []
     for slot in schema.slots:
         at = place[slot.source]
