@@ -118,8 +118,14 @@ def train(
 
         log_event("start", f"training {job.name} into {job.out}", job=job.name, out=job.out)
         try:
-            options = {"frame": frame, "worker_seconds": worker_seconds}
-            outcome = train_flow(job, client=connected, on_progress=tell, should_stop=should_stop, **options)
+            outcome = train_flow(
+                job,
+                client=connected,
+                on_progress=tell,
+                should_stop=should_stop,
+                frame=frame,
+                worker_seconds=worker_seconds,
+            )
         except BaseException as error:
             live.end(f"failed: {type(error).__name__}")
             raise

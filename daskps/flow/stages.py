@@ -61,8 +61,9 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
         limit = worker.memory_manager.memory_limit
         plugin.opening = model_path(job)
         try:
-            memory = {"nodes_here": nodes_here, "limit_bytes": limit}
-            plugin.node = OpenNode(run, rank, nodes, job, begun, frame=frame, wire=wire, **memory)
+            plugin.node = OpenNode(
+                run, rank, nodes, job, begun, frame=frame, wire=wire, nodes_here=nodes_here, limit_bytes=limit
+            )
         finally:
             plugin.opening = None
         return plugin.node.opened()

@@ -67,13 +67,9 @@ class Workers:
         """A task of this one worker: `run_stage` for a stage of a batch, `run_control` for everything else."""
         self._count += 1
         staged = stage in STAGES and stage != CONTROL
-        executor = "default" if stage == HOLDING else f"daskps-{stage if staged else CONTROL}"
-        key = (
-            f"daskps-{stage if staged else CONTROL}",
-            run,
-            time.time_ns(),
-            self._count,
-        )  # Dask groups tasks by the first part
+        name = f"daskps-{stage if staged else CONTROL}"
+        executor = "default" if stage == HOLDING else name
+        key = (name, run, time.time_ns(), self._count)  # Dask groups tasks by the first part
         values = (stage, *values) if staged else (stage, run, *values)
         with annotate(executor=executor):
             future: Future[Any] = self._client.submit(
