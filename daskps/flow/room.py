@@ -94,7 +94,7 @@ class Room:
         """Distinct keys of one batch that fit devices and cache, if tables have their parts of them as in `flight`."""
         keys = [len(working_set.keys) for working_set in flight.sets]
         served = (self._served_rows(table) / max(here, 1) for here, table in zip(keys, tables, strict=True))
-        return int(min(self._hbm_rows, max(sum(keys), 1) * min(served)))
+        return int(max(sum(keys), 1) * max(0.0, min(self._fitting(flight), *served)))
 
     def check(self, examples: int, keys: int) -> None:
         """CapacityError if a step of so many examples with at least so many keys each cannot fit, whatever its rows."""
@@ -111,11 +111,6 @@ class Room:
                 f"keys), {self._hbm_used:,} for the network and for batches as they are read; budget.hbm_bytes is "
                 f"{hbm_bytes:,}: raise it, lower train.depth, or use smaller steps"
             )
-
-    @property
-    def _hbm_rows(self) -> int:
-        per_row = (self._job.train.depth + 1) * max(map(_row_bytes, self._specs)) + SEARCH_BYTES
-        return max(0, int(self._device_bytes / per_row))
 
     def _fitting(self, flight: Flight) -> float:
         """What part of the batch fits the devices, beside those in flight and what one step needs; over 1 if all."""

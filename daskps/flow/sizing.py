@@ -37,7 +37,7 @@ class Sizer:
         self._most = max(1, (opened.rows - opened.position) // self._minibatch // LEAST_BATCHES)
         self._first = min(max(1, FIRST_EXAMPLES // self._minibatch), self._most)
         self._steps = min(self._first, self.read_steps)
-        self._fitting: int | None = None  # steps, of the last batch that had to be cut
+        self._fitting: int | None = None  # steps of the last batch that had to be cut; more when later ones are smaller
         # Where nodes merge at the end of a batch, it is what the job says, unless it must be cut.
         self._whole = job.cluster.nodes > 1 and job.train.sync_every > 1
 
@@ -66,13 +66,16 @@ class Sizer:
             self._steps = min(self._first, self.read_steps)
             return
         self._steps = min(self._steps, self.read_steps)
-        token, now = reports[0].token, self._steps
-        if token.stop_step - token.first_step != now:
-            return
-        slowest = max(stage.seconds - stage.waited_seconds for report in reports for stage in report.stages)
+        now = reports[0].token.stop_step - reports[0].token.first_step
         keys = max(report.counts["distinct_keys"] for report in reports)
         capacity = min(report.levels["row_capacity"] for report in reports)
-        fitting = ROOM * capacity / max(keys, 1) * now
+        would_fit = capacity / max(keys, 1) * now
+        if self._fitting is not None and would_fit > STEADY * self._fitting:
+            self._fitting = int(min(would_fit, 2 * self._fitting))
+        if now != self._steps:
+            return
+        fitting = ROOM * would_fit
+        slowest = max(stage.seconds - stage.waited_seconds for report in reports for stage in report.stages)
         wanted = now * WANTED_SECONDS / max(slowest, 1e-6)
         if sum(report.counts.get("misses", 0) for report in reports):
             wanted = fitting if fitting > STEADY * now else now

@@ -84,3 +84,15 @@ def test_once_a_batch_was_cut_no_larger_ones_are_read_unless_their_ends_are_part
     sizer.cut(5)
     assert sizer.most_steps == most
     assert sizer.steps() == 40  # what the job says; validations and snapshots are counted by it
+
+
+def test_a_batch_that_was_cut_for_its_many_keys_does_not_hold_later_ones_down() -> None:
+    train = SimpleNamespace(minibatch_examples=4096, batch_examples=4096 * 40, sync_every=1)
+    job: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(nodes=1))
+    sizer = Sizer(job, SimpleNamespace(read_steps=40, rows=4096 * 1000, position=0))  # type: ignore[arg-type]
+    sizer.cut(5)
+    sizer.learn([report(5, 1.0, keys=9_000)])
+    assert sizer.most_steps == 5
+    for most in (10, 20, 40):
+        sizer.learn([report(sizer.most_steps, 1.0, keys=1_000)])
+        assert sizer.most_steps == most
