@@ -284,7 +284,7 @@ class Job(Settings):
             raise ValueError(f"{self.model.kind} multiplies slots with each other: give all tables one dimension")
         if self.model.kind in {"fm", "deepfm"} and any(table.dimension < 2 for table in self.tables.values()):
             raise ValueError(f"{self.model.kind} has a linear weight and factors: dimension must be at least 2")
-        if self.cluster.nodes > 1 and self.train.sync_every > 1 and self.train.batch_examples is None:
+        if self.merges_batches and self.train.batch_examples is None:
             raise ValueError(
                 f"train.sync_every is {self.train.sync_every}: nodes then merge at every batch end too, so the size of "
                 "a batch decides the result; set train.batch_examples"
@@ -307,6 +307,11 @@ class Job(Settings):
                 f"{self.cluster.partitions}; it is fixed when a model is made"
             )
         return self
+
+    @property
+    def merges_batches(self) -> bool:
+        """Nodes step alone and merge, at the end of each batch too: so where batches end is part of the result."""
+        return self.cluster.nodes > 1 and self.train.sync_every > 1
 
     def result_fields(self) -> dict[str, Any]:
         """The settings that decide the trained model, as plain JSON values."""

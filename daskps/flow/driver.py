@@ -273,8 +273,9 @@ class Driver:
         for one in waiting:
             del self._flights[one.first_step]
         self._watched = {key: entry for key, entry in self._watched.items() if entry[0] in self._flights}
-        whole = len(self._workers) > 1 and self._job.train.sync_every > 1
-        behind = waiting[1:] if whole else [piece for one in waiting[1:] for piece in pieces(one, steps)]
+        behind = [piece for one in waiting[1:] for piece in pieces(one, steps)]
+        if self._job.merges_batches:
+            behind = waiting[1:]
         again = [*pieces(waiting[0], steps), *behind]
         self._pieces = [*((piece, False) for piece in again), *self._pieces]
         self._sizer.cut(steps)

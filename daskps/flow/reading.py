@@ -64,8 +64,7 @@ class Reading:
             self._all_steps = min(self._all_steps, max(1, job.train.batch_examples // job.train.minibatch_examples))
         batch = self._all_steps * self.step_examples
         wanted = self._example_bytes * batch if self._known else job.budget.hbm_bytes + job.budget.memory_bytes
-        # With `sync_every` above 1 batches are part of the result, so none may be read in pieces.
-        self._whole = steps.nodes > 1 and job.train.sync_every > 1
+        self._whole = job.merges_batches  # none may be read in pieces then
         allowed = wanted if self._whole and self._known else self._budget[1] // READING // (self._depth + 1)
         self.share_bytes = int(max(min(wanted, allowed), self._step_bytes))
         for reader in files:

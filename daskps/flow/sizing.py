@@ -38,8 +38,7 @@ class Sizer:
         self._first = min(max(1, FIRST_EXAMPLES // self._minibatch), self._most)
         self._steps = min(self._first, self.read_steps)
         self._fitting: int | None = None  # steps of the last batch that had to be cut; more when later ones are smaller
-        # Where nodes merge at the end of a batch, it is what the job says, unless it must be cut.
-        self._whole = job.cluster.nodes > 1 and job.train.sync_every > 1
+        self._whole = job.merges_batches  # then a batch is what the job says, unless it must be cut
 
     @property
     def most_steps(self) -> int:
@@ -56,7 +55,7 @@ class Sizer:
 
     def cut(self, fitting: int) -> None:
         """A batch did not fit: only `fitting` steps of it did."""
-        self._steps = self._most = self._first = self._fitting = max(1, fitting)
+        self._steps = self._first = self._fitting = max(1, fitting)
 
     def learn(self, reports: Sequence[BatchReport]) -> None:
         """Take in a finished batch; one of an earlier size says nothing of the size that is tried now."""
@@ -81,4 +80,4 @@ class Sizer:
             wanted = fitting if fitting > STEADY * now else now
         elif now / 2 < wanted < 2 * now:
             wanted = now
-        self._steps = int(max(1, min(max(wanted, now / 2), fitting, 2 * now, self._most, self.read_steps)))
+        self._steps = int(max(1, min(max(wanted, now / 2), fitting, 2 * now, self._most, self.most_steps)))

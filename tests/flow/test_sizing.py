@@ -8,9 +8,9 @@ import pytest
 from daskps.flow.sizing import ROOM, WANTED_SECONDS, Sizer
 
 
-def sizer(read_steps: int = 1_000) -> Sizer:
-    train = SimpleNamespace(minibatch_examples=4096, batch_examples=None, sync_every=1)
-    job: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(nodes=1))
+def sizer(read_steps: int = 1_000, batch_examples: int | None = None, merges_batches: bool = False) -> Sizer:
+    train = SimpleNamespace(minibatch_examples=4096, batch_examples=batch_examples)
+    job: Any = SimpleNamespace(train=train, merges_batches=merges_batches)
     opened: Any = SimpleNamespace(read_steps=read_steps, rows=4096 * 1000, position=0)
     return Sizer(job, opened)
 
@@ -72,27 +72,31 @@ def test_no_batch_is_larger_than_may_be_read_at_once_and_the_first_that_tells_le
     assert one.steps() == 3
 
 
-@pytest.mark.parametrize(("nodes", "sync_every", "most"), [(1, 1, 5), (2, 1, 5), (1, 4, 5), (2, 4, 40)])
+@pytest.mark.parametrize(("merges_batches", "most"), [(False, 5), (True, 40)])
 def test_once_a_batch_was_cut_no_larger_ones_are_read_unless_their_ends_are_part_of_the_result(
-    nodes: int, sync_every: int, most: int
+    merges_batches: bool, most: int
 ) -> None:
-    train = SimpleNamespace(minibatch_examples=4096, batch_examples=4096 * 40, sync_every=sync_every)
-    job: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(nodes=nodes))
-    opened: Any = SimpleNamespace(read_steps=40, rows=4096 * 1000, position=0)
-    sizer = Sizer(job, opened)
-    assert sizer.most_steps == 40
-    sizer.cut(5)
-    assert sizer.most_steps == most
-    assert sizer.steps() == 40  # what the job says; validations and snapshots are counted by it
+    found = sizer(40, 4096 * 40, merges_batches)
+    assert found.most_steps == 40
+    found.cut(5)
+    assert found.most_steps == most
+    assert found.steps() == 40  # what the job says; validations and snapshots are counted by it
 
 
-def test_a_batch_that_was_cut_for_its_many_keys_does_not_hold_later_ones_down() -> None:
-    train = SimpleNamespace(minibatch_examples=4096, batch_examples=4096 * 40, sync_every=1)
-    job: Any = SimpleNamespace(train=train, cluster=SimpleNamespace(nodes=1))
-    sizer = Sizer(job, SimpleNamespace(read_steps=40, rows=4096 * 1000, position=0))  # type: ignore[arg-type]
-    sizer.cut(5)
-    sizer.learn([report(5, 1.0, keys=9_000)])
-    assert sizer.most_steps == 5
-    for most in (10, 20, 40):
-        sizer.learn([report(sizer.most_steps, 1.0, keys=1_000)])
-        assert sizer.most_steps == most
+@pytest.mark.parametrize("batch_examples", [None, 4096 * 40])
+def test_a_batch_that_was_cut_for_its_many_keys_does_not_hold_later_ones_down(batch_examples: int | None) -> None:
+    found = sizer(40, batch_examples)
+    found.cut(5)
+    for steps in (5, 10, 20):
+        assert found.most_steps == steps
+        found.learn([report(steps, 0.1, keys=100 * steps, read_steps=40)])
+    assert found.most_steps == found.steps() == 40
+
+
+def test_batches_that_just_fit_are_not_tried_larger_again() -> None:
+    found = sizer(40)
+    found.cut(9)
+    for _ in range(3):
+        found.learn([report(9, 0.1, keys=9_000, read_steps=40)])  # ten steps would fit, and nine are left as slack
+        assert (found.steps(), found.most_steps) == (7, 9)
+        found.learn([report(7, 0.1, keys=7_000, read_steps=40)])
