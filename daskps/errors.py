@@ -1,9 +1,9 @@
-"""Every exception of daskps, in one tree.
+"""The exceptions of daskps, in one tree.
 
     DaskpsError
     ├── ArgumentError          a call got a wrong argument (also a ValueError)
-    ├── ConfigError            a job's settings do not hold together (also a ValueError)
-    ├── BackendError           the asked-for device is not there
+    ├── ConfigError            a job's settings are invalid or do not fit together (also a ValueError)
+    ├── BackendError           the requested device, or enough Dask workers, are not there
     │   └── NativeLibraryError the CPU library is missing or does not load
     ├── CapacityError          something does not fit: table, cache, disk or budget, with figures
     ├── DataError              input data is bad, with file, line, column and reason
@@ -11,8 +11,8 @@
     │   ├── CorruptionError    a checksum does not match, or a file that must be there is not
     │   ├── LockedError        another live process writes to this partition
     │   └── SnapshotError      no such snapshot, or it is in the wrong state
-    ├── ProtocolError          a pull or push breaks the order of batches in flight
-    │   └── StaleError         a message of another run, epoch or batch
+    ├── ProtocolError          a message is malformed or breaks the order of batches in flight
+    │   └── StaleError         a message of another run, incarnation or batch
     └── TrainingError          the run cannot go on
         ├── NonFiniteError     a loss, gradient or row became NaN or infinite
         └── PeerError          another node is lost, stuck or has stopped
@@ -24,64 +24,64 @@ from __future__ import annotations
 
 
 class DaskpsError(Exception):
-    """The root: `except DaskpsError` catches everything that daskps raises on purpose."""
+    """Root of all: `except DaskpsError` catches everything that daskps raises on purpose."""
 
 
 class ArgumentError(DaskpsError, ValueError):
-    """A call got a wrong argument."""
+    """Wrong argument of a call."""
 
 
 class ConfigError(DaskpsError, ValueError):
-    """A job's settings do not hold together."""
+    """Invalid settings of a job, or settings that do not fit together."""
 
 
 class BackendError(DaskpsError):
-    """The asked-for device is not there."""
+    """Missing device, or missing Dask workers."""
 
 
 class NativeLibraryError(BackendError):
-    """The CPU library is missing or does not load."""
+    """CPU library that is missing or does not load."""
 
 
 class CapacityError(DaskpsError):
-    """Something does not fit."""
+    """Table, cache, disk or budget that is too small; the message has the figures."""
 
 
 class DataError(DaskpsError):
-    """Input data is bad."""
+    """Bad input data; the message has file, line, column and reason."""
 
 
 class StoreError(DaskpsError):
-    """The disk tier cannot do what was asked."""
+    """Failure of the disk tier."""
 
 
 class CorruptionError(StoreError):
-    """A checksum does not match, or a file that must be there is not."""
+    """Checksum that does not match, or a required file that is missing."""
 
 
 class LockedError(StoreError):
-    """Another live process writes to this partition."""
+    """Partition to which another live process writes."""
 
 
 class SnapshotError(StoreError):
-    """No such snapshot, or it is in the wrong state."""
+    """Snapshot that does not exist or is in the wrong state."""
 
 
 class ProtocolError(DaskpsError):
-    """A pull or push breaks the order of batches in flight."""
+    """Message between nodes that is malformed or breaks the order of batches in flight."""
 
 
 class StaleError(ProtocolError):
-    """A message of another run, epoch or batch."""
+    """Message or request of another run, incarnation or batch."""
 
 
 class TrainingError(DaskpsError):
-    """The run cannot go on."""
+    """Failure that ends the run."""
 
 
 class NonFiniteError(TrainingError):
-    """A loss, gradient or row became NaN or infinite."""
+    """Loss, gradient or row that became NaN or infinite."""
 
 
 class PeerError(TrainingError):
-    """Another node is lost, stuck or has stopped."""
+    """Node that is lost, does not answer or has stopped."""

@@ -1,4 +1,4 @@
-"""The values that pass between stages, and the layout of a row. Nothing here does work.
+"""Values that pass between stages, and the layout of a row: plain data without logic.
 
 Shapes: B examples, S slots, K occurrences of keys, U distinct keys, W fields of a row.
 """
@@ -20,7 +20,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A named run of `count` 4-byte values inside a row."""
+    """Named group of `count` consecutive 4-byte values inside a row."""
 
     name: str
     count: int
@@ -29,7 +29,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The fields of a row, in order. Rows travel as float32 arrays (n, width); uint32 fields are views of the bits."""
+    """Fields of a row, in order. Rows are float32 arrays (n, width); uint32 fields are views of the same bits."""
 
     fields: tuple[Field, ...]
 
@@ -45,11 +45,11 @@ class RowLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Size of one row in bytes."""
         return 4 * self.width
 
     def place(self, name: str) -> slice:
-        """The columns of field `name`."""
+        """Return the columns of field `name`."""
         start = 0
         for field in self.fields:
             if field.name == name:
@@ -62,22 +62,23 @@ class RowLayout:
 class Batch:
     """Consecutive examples. Bag ``example * slots + slot`` holds ``keys[offsets[bag]:offsets[bag + 1]]``."""
 
-    first_row: int  # global row number of the first example
+    first_row: int  # global example number of the first example
     slots: int  # S
     labels: Floats  # (B,) 0 or 1
     keys: Keys  # (K,)
     offsets: Int64s  # (B * S + 1,) starts at 0, ends at K
-    weights: Floats | None = None  # (K,) of each occurrence
+    weights: Floats | None = None  # (K,) weight of each key occurrence
     dense: Floats | None = None  # (B, dense features)
     example_weights: Floats | None = None  # (B,)
+    bad: Bools | None = None  # (B,) True for examples that could not be parsed: no keys, weight 0; None: there are none
 
     @property
     def examples(self) -> int:
-        """B, the number of examples."""
+        """Number of examples, B."""
         return len(self.labels)
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Examples [start, stop) of this batch; all are views, but offsets that have to be rebased."""
+        """Return the examples [start, stop). All arrays are views, except offsets that must be shifted."""
         first, last = int(self.offsets[start * self.slots]), int(self.offsets[stop * self.slots])
         offsets = self.offsets[start * self.slots : stop * self.slots + 1]
         return Batch(
@@ -89,17 +90,18 @@ class Batch:
             weights=None if self.weights is None else self.weights[first:last],
             dense=None if self.dense is None else self.dense[start:stop],
             example_weights=None if self.example_weights is None else self.example_weights[start:stop],
+            bad=None if self.bad is None else self.bad[start:stop],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """What a stage's task takes and returns: a piece of work by name. Bulk data stays in the Node."""
+class BatchId:
+    """Identity of a batch, as stages' tasks pass it on. Bulk data stays in the node."""
 
-    run: str  # of this training run, unique
-    epoch: int  # grows with every restart from a snapshot
-    batch: int
-    first_step: int  # steps are numbered through all passes over the data
+    run: str  # unique id of the training run
+    epoch: int  # the incarnation: grows with every restart from a snapshot
+    batch: int  # -1 until the batch has its number
+    first_step: int  # steps are numbered over all passes over the data
     stop_step: int
     snapshot: str = ""  # prepare this snapshot when the batch is pushed
 
@@ -109,9 +111,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """The distinct keys of one batch in one table, and where each occurrence finds its row.
+    """Distinct keys of one batch in one table, and the row number of each key occurrence.
 
-    Rows are numbered in groups by device, the shards of the table.
+    The rows of one device, its shard of the table, have consecutive numbers.
     """
 
     keys: Keys  # (U,) distinct
@@ -119,4 +121,4 @@ class WorkingSet:
     offsets: Int64s  # (B * S + 1,) bags of this table's slots, example by example
     weights: Floats | None  # (K,)
     shard_starts: Int64s  # (M + 1,) device m has rows [shard_starts[m], shard_starts[m + 1])
-    key_of: Int32s | None  # (U,) position in `keys` of each row; None: the same order
+    key_of: Int32s | None  # (U,) position in `keys` of each row; None: rows are in the order of `keys`

@@ -25,32 +25,30 @@ from typing import Any
 import numpy as np
 from distributed import Client, get_worker
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.memory import keep_freed_memory
-from daskps.backend.native import library
-from daskps.backend.ops.gradient import Status, apply_sums
-from daskps.backend.pool import ComputePool
-from daskps.backend.workspace import Workspace
-from daskps.cluster.collective import sum_dense
-from daskps.cluster.link import Wire
-from daskps.cluster.loop import LoopThread
-from daskps.cluster.partition import Grouped, KeyPartition
-from daskps.cluster.session import Member, Session
-from daskps.cluster.transport import Transport
+from daskps import build
+from daskps.budget import split
+from daskps.build import build_network, dense_optimizer, row_filler, table_specs
 from daskps.config import Job
 from daskps.data.order import Steps
+from daskps.device.device import CpuDevice, Workspace
+from daskps.device.memory import keep_freed_memory
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, ProtocolError
-from daskps.flow import inputs
-from daskps.flow.begin import placement_of
-from daskps.flow.dedup import find_working_set
-from daskps.flow.parts import build_network, dense_optimizer, row_filler, table_specs
+from daskps.hbm.dedup import find_working_set
+from daskps.hbm.gradient import Status, apply_sums
 from daskps.hbm.table import HbmTable, TableSpec
-from daskps.mem.budget import split
 from daskps.mem.cache import NONE, Cache
-from daskps.model import engine
-from daskps.model.metrics import Metrics
-from daskps.model.network import EXAMPLE_ONE
+from daskps.nn import engine
+from daskps.nn.metrics import Metrics
+from daskps.nn.network import EXAMPLE_ONE
+from daskps.node.begin import placement_of
+from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Batch, Floats, Int32s, Keys, WorkingSet
+from daskps.wire.collective import sum_dense
+from daskps.wire.link import ListenOptions
+from daskps.wire.session import Member, Session
+from daskps.wire.transport import LoopThread, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +138,22 @@ class Ready:
 
     batch: Batch
     sets: list[WorkingSet]
-    owners: list[Grouped]
+    owners: list[KeysByOwner]
 
 
 class Worker:
     """A worker and its shards: one thread computes steps, one serves the shards, one reads ahead."""
 
-    def __init__(self, job: Job, rank: int, nodes: int, wire: Wire) -> None:
+    def __init__(self, job: Job, rank: int, nodes: int, wire: ListenOptions) -> None:
         keep_freed_memory()
         self.job, self.rank, self.nodes = job, rank, nodes
         self.pool = ComputePool(job.cluster.cores or 1)
         self.device = CpuDevice(0, self.pool)
-        features = inputs.features(job)
+        features = build.features(job)
         self.specs = table_specs(job, features)
         self.network = build_network(job, self.specs, features, engine.cpu(self.pool))
         self.optimizer, self.metrics = dense_optimizer(job.model.optimizer), Metrics()
-        self.reader = inputs.open_training(job, self.pool, rank, nodes)
+        self.reader = build.open_training(job, self.pool, rank, nodes)
         self.steps = Steps(job.train.minibatch_examples, nodes, rank, 1, job.train.block_examples)
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
         self.shards = {spec.name: Shard(job, spec, self.pool) for spec in self.specs}
@@ -335,7 +333,7 @@ _workers: dict[str, Worker] = {}  # of this process, by the Dask worker's addres
 
 def _open(job: Job, rank: int, nodes: int) -> str:
     here = get_worker()
-    _workers[here.address] = Worker(job, rank, nodes, Wire.of_worker(here))
+    _workers[here.address] = Worker(job, rank, nodes, ListenOptions.of_worker(here))
     return _workers[here.address].address
 
 

@@ -11,9 +11,9 @@ import tempfile
 from typing import Any
 
 from daskps import make_job, open_model
-from daskps.backend.pool import ComputePool
-from daskps.flow.inputs import synthetic
-from daskps.flow.train import train
+from daskps.build import synthetic
+from daskps.device.pool import ComputePool
+from daskps.driver.run import train
 
 BINS = (2**18, 2**16, 2**14, 2**12)
 

@@ -3,8 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
+
+settings.register_profile("no deadline", deadline=None)  # other work on the machine must not fail a test
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,18 @@
 """A job is checked whole before anything starts, and a wrong one is explained."""
 
+import math
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from daskps.config import MOST_BLOCKS, make_job, override, parse_bytes, read_job
+from daskps.config import MOST_BLOCKS, Job, complete, make_job, override, parse_bytes, read_job, recorded_job
+from daskps.data.order import Steps, cut_blocks
 from daskps.errors import ConfigError
-from daskps.model.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES
+from daskps.nn.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES
 
 SYNTHETIC = {"data": {"format": "synthetic"}}
 
@@ -24,6 +30,10 @@ def test_bytes_may_carry_a_unit(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
+def main(**settings: object) -> dict[str, object]:
+    return {"tables": {"main": settings}}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -38,6 +48,27 @@ def test_bytes_may_carry_a_unit(text: str, count: int) -> None:
         (SYNTHETIC | {"model": {"kind": "lr"}}, "set dimension = 1"),
         (SYNTHETIC | {"model": {"optimizer": {"kind": "ftrl"}}}, "sgd, adagrad or adam, not ftrl"),
         (SYNTHETIC | {"tables": {"main": {"optimizer": {"kind": "sgd", "beta1": 0.5}}}}, "sgd has no setting beta1"),
+        (
+            SYNTHETIC | {"model": {"optimizer": {"epsilon": 0}}},
+            "model.optimizer: epsilon = 0.0: adagrad would divide 0 by 0",
+        ),
+        (SYNTHETIC | main(optimizer={"epsilon": 1e-50}), "tables.main.optimizer: epsilon = 1e-50: adagrad would"),
+        (
+            SYNTHETIC | main(optimizer={"kind": "adam", "epsilon": 0}),
+            "adam would divide 0 by 0 at the first gradient of",
+        ),
+        (SYNTHETIC | main(optimizer={"kind": "ftrl", "beta": 0}), "set beta or initial_accumulator or l2 above 0"),
+        (SYNTHETIC | main(optimizer={"learning_rate": math.inf}), "main.optimizer.learning_rate: must be a finite"),
+        (SYNTHETIC | main(optimizer={"learning_rate": 1e-60}), "main.optimizer.learning_rate: must be above 0, in"),
+        (
+            SYNTHETIC | main(optimizer={"kind": "adam", "beta2": 0.99999999}),
+            "optimizer.beta2: must be at least 0 and below",
+        ),
+        (SYNTHETIC | main(initialiser={"scale": math.nan}), "tables.main.initialiser.scale: must be a finite number"),
+        (
+            SYNTHETIC | main(initialiser={"scale": -1.0}),
+            "tables.main.initialiser: scale = -1.0: uniform wants at least 0",
+        ),
         (SYNTHETIC | {"cluster": {"nodes": 9}}, "9 nodes need at least as many partitions"),
         ({"data": {"format": "criteo"}}, "format 'criteo' needs paths"),
         ({"data": {"format": "synthetic", "paths": "x"}}, "synthetic data has no paths"),
@@ -58,6 +89,43 @@ def test_a_wrong_job_is_explained(settings: dict[str, object], words: str) -> No
     with pytest.raises(ConfigError) as caught:
         make_job(settings)
     assert words in str(caught.value)
+
+
+def test_an_optimizer_that_divides_by_more_than_0_needs_no_epsilon_and_a_recorded_one_is_read() -> None:
+    make_job(
+        SYNTHETIC
+        | main(optimizer={"epsilon": 0, "initial_accumulator": 0.1}, initialiser={"kind": "constant", "scale": -1})
+    )
+    recorded_job({"job": SYNTHETIC | main(optimizer={"epsilon": 0})}, "a snapshot")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"optimizer": {"learning_rate": 1e-60}},
+        {"optimizer": {"kind": "adam", "beta2": 0.99999999}},
+        {"optimizer": {"l2": 1e60}},
+    ],
+)
+def test_settings_that_are_refused_by_now_are_read_where_a_snapshot_records_them(table: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        make_job(SYNTHETIC | main(**table))
+    recorded_job({"job": SYNTHETIC | main(**table)}, "a snapshot")
+
+
+def test_validation_rows_that_say_where_a_run_stops_are_the_models() -> None:
+    data = {"format": "synthetic", "validation_rows": 50}
+    before = make_job({"data": data, "train": {"early_stopping_patience": 2}})
+    assert complete(make_job(SYNTHETIC), before.result_fields()).data.validation_rows == 50
+    assert complete(make_job({"data": data | {"validation_rows": 9}}), before.result_fields()).data.validation_rows == 9
+
+
+def test_a_model_made_before_keeps_its_beta() -> None:
+    before = SYNTHETIC | main(optimizer={"kind": "ftrl", "learning_rate": 0.1, "beta": 1.0})
+    job = complete(
+        make_job(SYNTHETIC | main(optimizer={"kind": "ftrl", "learning_rate": 0.1})), make_job(before).result_fields()
+    )
+    assert job.tables["main"].optimizer.beta == 1.0
 
 
 def test_a_step_may_be_as_large_as_its_sums_allow() -> None:
@@ -110,3 +178,61 @@ def test_speed_settings_do_not_decide_the_result() -> None:
 def test_what_gives_a_feature_its_key_decides_the_result(change: dict[str, object]) -> None:
     other = make_job(SYNTHETIC | {"data": {"format": "synthetic", **change}})
     assert other.result_fields() != make_job(SYNTHETIC).result_fields()
+
+
+@pytest.mark.parametrize("setting", ["out", "start_from"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("s3://bucket/m", "memory://m", "hdfs://nn:9000/m", "gs://bucket/m", "S3://bucket/m", "simplecache::s3://b/m"),
+        *("https://host/m", "abfs://c@a.example/m", "s3:/bucket/m", "file://host/m", "file://relative", "://m"),
+    ],
+)
+def test_a_model_directory_is_never_a_url(setting: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}: a model directory is a path of a file system, not a URL"):
+        make_job(SYNTHETIC | {setting: url})
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        *(("file:///data/m", "/data/m"), ("file://localhost/data/m", "/data/m"), ("file:/data/m", "/data/m")),
+        *(("runs/m", "runs/m"), ("/data/a:b", "/data/a:b"), ("a:b/c", "a:b/c"), ("x/2026:/m", "x/2026:/m")),
+    ],
+)
+def test_plain_paths_and_file_urls_are_taken_as_paths(given: str, taken: str) -> None:
+    job = make_job(SYNTHETIC | {"out": given, "start_from": given})
+    assert (job.out, job.start_from) == (taken, taken)
+
+
+@settings(deadline=None)
+@given(
+    minibatch=st.integers(1, 2**20),
+    block=st.none() | st.integers(1, 2**20),
+    nodes=st.integers(1, 64),
+    devices=st.integers(1, 16),
+)
+def test_the_mini_batch_that_is_named_gives_every_device_examples(
+    minibatch: int, block: int | None, nodes: int, devices: int
+) -> None:
+    def job(examples: int) -> Job:
+        size = {} if block is None else {"block_examples": max(block, -(-examples // MOST_BLOCKS))}
+        cluster = {"nodes": nodes, "devices": devices, "partitions": 64}
+        return make_job(SYNTHETIC | {"train": {"minibatch_examples": examples, **size}, "cluster": cluster})
+
+    def empty(job: Job) -> int:
+        """Devices without examples in a full step, as the readers deal them."""
+        count, examples = 0, job.train.minibatch_examples
+        for rank in range(nodes):
+            steps = Steps(examples, nodes, rank, devices, job.train.block_examples)
+            first, last = cut_blocks(examples, nodes, job.train.block_examples)[rank : rank + 2]
+            starts = steps.device_starts(last - first)
+            count += sum(start == stop for start, stop in pairwise(starts))
+        return count
+
+    said = job(minibatch).idle_devices()
+    assert bool(said) == (empty(job(minibatch)) > 0)
+    if said:
+        wanted = int(re.search(r"Mini-batches of ([\d,]+)", said)[1].replace(",", ""))  # type: ignore[index]
+        if wanted <= 2**20:
+            assert not job(wanted).idle_devices()

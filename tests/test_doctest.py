@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskps
-from daskps.cluster.plugin import THREADS
+from daskps.node.dask import THREADS
 
 JOB = {
     "data": {
@@ -24,7 +24,7 @@ JOB = {
 }
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "open_model", "submit"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "open_model", "read_record", "submit"])
 def test_the_example_of(name: str, tmp_path: Path) -> None:
     with (
         LocalCluster(

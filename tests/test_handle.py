@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import daskps
-from daskps import handle
+from daskps import model as handle
 from daskps.data.synthetic import Synthetic
-from daskps.errors import ArgumentError, ConfigError, DataError
+from daskps.errors import ArgumentError, ConfigError, DataError, StoreError
 from tests.data.criteo_rows import criteo_text
 
 SLOTS = 4
@@ -44,7 +44,7 @@ def test_validation_files_and_frames_give_the_same_answers(
     outcome = daskps.train({**JOB, "out": str(tmp_path / "m"), "data": data}, report=False)
     with daskps.open_model(tmp_path / "m") as model:
         metrics = model.evaluate()
-        assert metrics == outcome.progress.validations[-1].metrics
+        assert metrics == {**outcome.progress.validations[-1].metrics, "unseen_keys": model.unseen_keys}
         assert model.evaluate(later) == pytest.approx(metrics, rel=1e-6)  # by other blocks of examples
         assert model.evaluate(Path(later)) == model.evaluate([later])
         assert model.evaluate(model.validation()) == metrics
@@ -128,6 +128,10 @@ def test_what_is_not_there_is_named(tmp_path: Path, files: tuple[str, str]) -> N
             model.pull([1], field="embeding")
         with pytest.raises(ArgumentError, match="64-bit integers"):
             model.pull([1.5])
+        for negative in ([3, -1], np.array([3, -1], np.int32)):  # not the key 2**64 - 1
+            for ask in (model.pull, model.contains):
+                with pytest.raises(ArgumentError, match=r"from 0 to 2.*, got -1"):
+                    ask(negative)
         batch = Synthetic(examples=10, **(MADE | {"slots": SLOTS + 1})).read(0, 10)
         with pytest.raises(ArgumentError, match=r"of 5 slots came, but the model has 4: .*slot3"):
             model.predict(batch)
@@ -144,3 +148,17 @@ def test_what_is_not_there_is_named(tmp_path: Path, files: tuple[str, str]) -> N
         model.pull(np.arange(10**6, 10**6 + 50, dtype=np.uint64))  # answered, never inserted
         assert model.rows() == rows
         assert not model.contains([10**6]).any()
+    asked = [
+        lambda: model.pull([1]),
+        lambda: model.contains([1]),
+        lambda: model.predict(frame),
+        lambda: model.evaluate(files[1]),
+        lambda: model.evaluate(),
+        lambda: next(model.scan()),
+        model.rows,
+        model.statistics,
+        model.verify,
+    ]
+    for ask_closed in asked:
+        with pytest.raises(StoreError, match="was closed; open it again"):
+            ask_closed()

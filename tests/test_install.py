@@ -11,7 +11,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 RUN_A_KERNEL = """
 import numpy as np
 import daskps
-from daskps.backend.native import library
+from daskps.device.native import library
 out = np.zeros(2, np.uint64)
 library().mix_keys(keys=np.array([0, 2**64 - 1], np.uint64), n=2, seed=7, mixed=out)
 print(daskps.__file__, out.all())

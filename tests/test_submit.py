@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskps
-from daskps.cluster.commit import ModelDirectory
-from daskps.cluster.plugin import THREADS
-from daskps.flow.progress import Outcome, Progress
+from daskps.driver.driver import Outcome
+from daskps.node.dask import THREADS
+from daskps.reports import Progress
+from daskps.storage.model_directory import ModelDirectory
 
-submitting = sys.modules["daskps.submit"]  # in the package its name is the function's
+submitting = sys.modules["daskps.api"]  # in the package its name is the function's
 LONG = {"format": "synthetic", "synthetic": {"examples": 100_000_000, "slots": 3, "keys_per_slot": 500}}
 JOB: dict[str, Any] = {
     "data": {"format": "synthetic", "synthetic": {"examples": 4_000, "slots": 3, "keys_per_slot": 500}},
@@ -41,6 +43,7 @@ def test_whoever_connects_finds_the_run_and_its_outcome(cluster: LocalCluster, t
         run = daskps.find("left", other)
         result = run.result()
         assert run.status()["position"] == result["position"] == 4_000
+        assert (run.status()["state"], result["stopped"]) == ("finished", False)
     with daskps.open_model(result["directory"]) as model:
         assert model.snapshot.id == result["snapshot"]
 
@@ -55,8 +58,37 @@ def test_a_run_that_is_stopped_leaves_a_snapshot(cluster: LocalCluster, tmp_path
         run.stop()
         result = run.result()
         assert 0 < result["position"] < 100_000_000
+        assert (run.status()["state"], result["stopped"]) == ("stopped", True)
     with daskps.open_model(tmp_path / "m") as model:
         assert model.snapshot.draft.position == result["position"]
+
+
+@pytest.mark.parametrize("ending", ["stopped", "stopped early", "finished"])
+def test_the_state_tells_a_run_that_waits_from_one_that_trains(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    workers_come, batch_done, end = threading.Event(), threading.Event(), threading.Event()
+
+    def train(job: Any, *, on_progress: Any, **_: Any) -> Outcome:
+        workers_come.wait()
+        progress = Progress(100 if ending == "finished" else 5, 100, 0, stopped_early=ending == "stopped early")
+        on_progress(progress)
+        batch_done.set()
+        end.wait()
+        return Outcome(job.out, None, progress)
+
+    monkeypatch.setattr(submitting, "train", train)
+    with Client(cluster, set_as_default=False) as client:
+        run = daskps.submit({**JOB, "out": str(tmp_path)}, client, name=ending)
+        states = [run.status()["state"]]
+        workers_come.set()
+        batch_done.wait()
+        states.append(run.status()["state"])
+        end.set()
+        result = run.result()
+        states.append(run.status()["state"])
+    assert states == ["waiting", "running", "stopped" if ending == "stopped" else "finished"]
+    assert (result["stopped"], result["stopped_early"]) == (ending == "stopped", ending == "stopped early")
 
 
 def test_an_unknown_name_lists_the_known_ones(cluster: LocalCluster) -> None:
@@ -82,6 +114,7 @@ def test_what_a_run_raises_is_final(cluster: LocalCluster, tmp_path: Path) -> No
         run = daskps.submit({**JOB, "data": bad, "slots": [{"name": "a"}], "out": str(tmp_path / "m")}, client)
         with pytest.raises(daskps.DaskpsError, match="line 602"):
             run.result()
+        assert run.status()["state"] == "failed"
     assert ModelDirectory(str(tmp_path / "m")).state().epoch == 1
 
 
@@ -89,7 +122,7 @@ def test_a_driver_whose_result_was_lost_with_its_worker_tells_it_again(cluster: 
     job = {**JOB, "out": str(tmp_path / "m")}
     with Client(cluster, set_as_default=False) as client:
         result = daskps.submit(job, client, name="over").result()
-        assert submitting._drive_with(client, job, "over") == result  # what Dask then runs
+        assert submitting._drive_with(client, job, "over", 0.0) == result  # what Dask then runs
     assert ModelDirectory(str(tmp_path / "m")).state().epoch == 1
 
 
@@ -109,7 +142,7 @@ def test_a_scheduler_that_is_slow_to_say_whether_to_stop_ends_no_run(
     with Client(cluster, set_as_default=False) as client:
         for kind in ("outcome", "begun"):
             submitting._variable("slow", kind, client).set(None)
-        assert submitting._drive_with(client, {**JOB, "out": str(tmp_path)}, "slow")["position"] == 0
+        assert submitting._drive_with(client, {**JOB, "out": str(tmp_path)}, "slow", 0.0)["position"] == 0
 
 
 def test_a_driver_that_was_lost_with_its_worker_waits_for_another_one(
@@ -127,5 +160,5 @@ def test_a_driver_that_was_lost_with_its_worker_waits_for_another_one(
             submitting._variable("lost", kind, client).set(None)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
-                submitting._drive_with(client, {**JOB, "cluster": {"wait_seconds": 77.0}}, "lost")
-    assert waits == [0.0, 77.0]
+                submitting._drive_with(client, {**JOB, "cluster": {"wait_seconds": 77.0}}, "lost", 5.0)
+    assert waits == [5.0, 77.0]

@@ -1,4 +1,4 @@
-"""The command line: ``daskps`` by itself, and ``dask ps`` inside Dask's own command. One command per file."""
+"""The command line: ``daskps``, and the same commands as ``dask ps`` in Dask's own command. One file per command."""
 
 from daskps.cli.main import main, ps
 

@@ -1,4 +1,4 @@
-"""``daskps bench``: the benchmarks of a source checkout, beside their peers."""
+"""``daskps bench``: run the benchmarks of a source checkout, which compare daskps with other libraries (peers)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from daskps.cli.command import command
 
 EPILOG = """\b
 Examples:
-  daskps bench                     which parts there are
+  daskps bench                     list the parts
   daskps bench ssd                 one part against its peers
   daskps bench ssd --json
   daskps bench ssd -- --rows 1000000
 
-Peers come with the `bench` extra. Machines are noisy: only ratios within one run mean anything.
+The `bench` extra installs the peers. Machines are noisy: compare only numbers of the same run.
 """
 
 
@@ -29,7 +29,7 @@ Peers come with the `bench` extra. Machines are noisy: only ratios within one ru
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @command
 def bench(part: str | None, arguments: tuple[str, ...]) -> tuple[Any, ...]:
-    """Measure PART of daskps beside its peers; without PART, list the parts."""
+    """Measure PART of daskps and its peers; without PART, list the parts."""
     script = find_script()
     parts = sorted(path.stem for path in (script.parent / "benchmarks").glob("*.py") if path.stem not in NOT_PARTS)
     if part is None:
@@ -46,11 +46,11 @@ def bench(part: str | None, arguments: tuple[str, ...]) -> tuple[Any, ...]:
     return {"part": part, "results": results}, done.stdout.rstrip()
 
 
-NOT_PARTS = {"__init__", "harness"}
+NOT_PARTS = {"__init__", "harness"}  # files in pipelines/benchmarks that are no benchmark
 
 
 def find_script() -> Path:
-    """pipelines/bench.py of the checkout that this package, or the working directory, is in."""
+    """Return the path of pipelines/bench.py, in the checkout of this package or in the working directory."""
     places = [Path(__file__).resolve().parents[2] / "pipelines" / "bench.py", Path.cwd() / "pipelines" / "bench.py"]
     for place in places:
         if place.is_file():

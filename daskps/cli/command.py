@@ -1,6 +1,6 @@
-"""What all commands share: errors in words, exit codes that mean something, and ``--json``.
+"""The parts that all commands share: error messages, exit codes, ``--json``, tables of text.
 
-In: a function that does the work. Out: a click command that never shows a traceback unless ``--debug`` asks for it.
+In: a function that does the work. Out: a click command that shows tracebacks only with ``--debug``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ EXIT_CODES: dict[type[BaseException], int] = {
     BackendError: 7,
     OSError: 8,
 }
-STOPPED = 10  # at a batch boundary, with a snapshot
-INTERRUPTED = 130
+STOPPED = 10  # exit code of a run that was stopped on request at a batch boundary, with a snapshot
+INTERRUPTED = 130  # exit code of a command that was stopped at once
 
+# Text of a table cell that is a number, a number of bytes or a percentage.
 NUMBER = re.compile(r"[\d,.]*( ?[kMGT]?B|%)?|nan")
 
 EXIT_CODE_HELP = """\b
@@ -63,14 +64,17 @@ Exit codes:
 
 
 def exit_code(error: BaseException) -> int:
-    """The code that stands for an error."""
+    """Return the exit code of an error."""
+    if isinstance(error, click.ClickException):
+        return error.exit_code
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
 
 
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json`` and ``--debug`` to a command that returns what it has to say.
+    """Add ``--json`` and ``--debug`` to a command that returns its output.
 
-    The function returns (value, text): the value for machines, the text for people; a code may follow.
+    The function returns (value, text) or (value, text, exit code). The value is printed with ``--json``, otherwise the
+    text.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to standard output.")
@@ -96,7 +100,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def quiet(wanted: bool) -> Iterator[None]:
-    """Keep what Dask logs about a failing task to itself: the same error comes to us, and we say it in words."""
+    """Suppress Dask's log while active, if `wanted`: the command reports the error of a failed task itself."""
     logger = logging.getLogger("distributed")
     before = logger.level
     if wanted:
@@ -108,14 +112,15 @@ def quiet(wanted: bool) -> Iterator[None]:
 
 
 def explain(error: Exception, *, as_json: bool, debug: bool) -> int:
-    """Say what went wrong, and return the exit code."""
+    """Print an error, as JSON or as text, and return its exit code."""
     code = exit_code(error)
     if debug:
         traceback.print_exception(error)
     known = isinstance(error, DaskpsError | OSError)
     message = str(error) if known else f"{type(error).__name__}: {error} (unexpected; --debug shows where)"
     if as_json:
-        click.echo(json.dumps({"error": {"kind": type(error).__name__, "message": str(error), "exit_code": code}}))
+        words = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo(json.dumps({"error": {"kind": type(error).__name__, "message": words, "exit_code": code}}))
     else:
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(message, err=True)
@@ -123,7 +128,7 @@ def explain(error: Exception, *, as_json: bool, debug: bool) -> int:
 
 
 def table(rows: Sequence[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:
-    """Columns in line; a column of numbers to the right."""
+    """Return rows as text with aligned columns; columns of numbers are aligned to the right."""
     every = [head, *rows] if head else rows
     if not every:
         return ""
@@ -140,19 +145,42 @@ def table(rows: Sequence[tuple[str, ...]], head: tuple[str, ...] = ()) -> str:
 
 
 def facts(pairs: list[tuple[str, str]]) -> str:
-    """Names and values, one a line."""
+    """Return (name, value) pairs as text, one pair per line."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
 
 
-BadRows = Mapping[str, tuple[int, str]]  # that were skipped, by reason: how many, and the first place
+# Examples that could not be read and were skipped. By reason: how many, and where the first of them is.
+BadRows = Mapping[str, tuple[int, str]]
 
 
 def bad_rows_value(bad_rows: BadRows) -> dict[str, Any]:
-    """Skipped rows for machines."""
+    """Return the skipped examples as JSON values."""
     return {reason: {"rows": count, "first": place} for reason, (count, place) in bad_rows.items()}
 
 
+def key_counts_value(counts: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """Return, for each slot, the number of keys and how many of them the model has never seen, as JSON values."""
+    return {slot: {"keys": keys, "unseen": unseen} for slot, (keys, unseen) in counts.items()}
+
+
+def unseen_words(counts: Mapping[str, tuple[int, int]]) -> str:
+    """Return text: the percentage of keys that the model has never seen, and the slots with the most of them."""
+    keys, unseen = (sum(count[at] for count in counts.values()) for at in (0, 1))
+    if not keys:
+        return "no keys"
+    shares = sorted(((new / there, slot) for slot, (there, new) in counts.items() if new), reverse=True)
+    most = ", ".join(f"{slot} {100 * share:.3g}%" for share, slot in shares[:3])
+    return f"{100 * unseen / keys:.3g}% of {keys:,}" + (f" (most: {most})" if len(counts) > 1 and most else "")
+
+
 def bad_rows_facts(bad_rows: BadRows) -> list[tuple[str, str]]:
-    """Skipped rows for people, a line for each reason."""
+    """Return the skipped examples as (name, text) pairs for `facts`, one per reason."""
     return [("skipped", f"{count:,} bad rows: {reason}, as in {place}") for reason, (count, place) in bad_rows.items()]
+
+
+FORMATS = ["criteo", "csv", "parquet", "libsvm", "libffm", "multislot"]
+
+model_argument = click.argument("model", type=click.Path(exists=True, file_okay=False))
+format_option = click.option("--format", type=click.Choice(FORMATS), help="Format of DATA; by default the job's.")
+snapshot_option = click.option("--snapshot", metavar="ID", help="Take this snapshot instead of the last.")

@@ -1,4 +1,4 @@
-"""``daskps compact``: free what stale rows and older snapshots take on disk."""
+"""``daskps compact``: free the disk space of stale rows and older snapshots."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from daskps import maintenance
-from daskps.cli.command import command
-from daskps.cli.options import model_argument
+from daskps.cli.command import command, model_argument
+from daskps.model import compact as compact_model
 from daskps.view.words import size
 
 EPILOG = """\b
@@ -22,11 +21,12 @@ Example:
 @model_argument
 @command
 def compact(model: str) -> tuple[Any, ...]:
-    """Write the live rows of MODEL anew and drop all snapshots but the last.
+    """Rewrite the live rows of MODEL and drop all snapshots, except the last one and those that a reader has open.
 
-    Training compacts in the background by itself; this is for models that are kept. No run may be training the model.
+    Training compacts in the background; use this command for models that are no longer trained. No run may be training
+    the model at the same time.
     """
-    done = maintenance.compact(model)
+    done = compact_model(model)
     words = (
         f"{done.moved_rows:,} rows moved: {size(done.bytes_before)} on disk before, {size(done.bytes_after)} now "
         f"(snapshot {done.snapshot})"

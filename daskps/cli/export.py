@@ -1,4 +1,4 @@
-"""``daskps export``: a model as plain Parquet or NumPy files, for anything that is not daskps."""
+"""``daskps export``: write a model as plain Parquet or NumPy files, for programs that do not use daskps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from daskps.cli.command import command, facts
-from daskps.cli.options import model_argument, snapshot_option
-from daskps.handle import Model, open_model
+from daskps import build
+from daskps.cli.command import command, facts, model_argument, snapshot_option
+from daskps.config import Job
+from daskps.model import Model, open_model
+from daskps.storage.output import whole
 from daskps.types import Field, Floats, RowLayout
 from daskps.view.words import size
 
@@ -22,9 +24,10 @@ Examples:
   daskps export runs/demo -o exported
   daskps export runs/demo -o exported --format numpy --state
 
-Written are, for each table, TABLE.parquet (a key and its embedding in every row) or TABLE.keys.npy and
-TABLE.embedding.npy; the dense network as dense.npz; and export.json, which names tables, slots and fields,
-and says how features become keys and a slot's rows are pooled.
+For each table it writes TABLE.parquet (one key and its embedding per row), or TABLE.keys.npy and
+TABLE.embedding.npy; the dense network as dense.npz; and export.json. That file has the network's kind and layers;
+tables and fields; slots and dense features in their order, with their columns; and how features become keys, how the
+rows of a slot are pooled, and the initial values of rows. The folder gets its final name when it is complete.
 """
 
 
@@ -39,34 +42,37 @@ def export(model: str, output: Path, kind: str, state: bool, snapshot: str | Non
     """Write MODEL as plain files: keys and embeddings of every table, and the dense network."""
     if output.exists() and any(output.iterdir()):
         raise click.BadParameter(f"{output} is not empty; choose a new folder", param_hint="--output")
-    output.mkdir(parents=True, exist_ok=True)
-    with open_model(model, snapshot=snapshot) as opened:
+    with open_model(model, snapshot=snapshot) as opened, whole(output, folder=True) as unfinished:
         rows = {}
         for table in opened.tables:
             fields = _fields(opened, table, state)
             write = _write_parquet if kind == "parquet" else _write_numpy
-            rows[table] = write(opened, table, fields, output)
+            rows[table] = write(opened, table, fields, unfinished)
         dense: dict[str, Any] = opened.dense(state)
-        np.savez(output / "dense.npz", **dense)
+        np.savez(unfinished / "dense.npz", **dense)
         value = {
             "model": model,
             "snapshot": opened.snapshot.id,
             "format": kind,
+            "network": {"kind": opened.job.model.kind, "hidden": list(opened.job.model.layers)},
             "seed": opened.job.seed,
             "hash_seed": opened.job.data.hash_seed,
+            "key_rule": opened.job.data.key_rule,
             "osrp": opened.job.data.osrp.model_dump() if opened.job.data.osrp else None,
+            **_features(opened.job),
             "tables": {
                 table: {
                     "rows": rows[table],
                     "slots": list(opened.slots[table]),
                     "pooling": opened.job.tables[table].pooling,
+                    "initialiser": opened.job.tables[table].initialiser.model_dump(),  # for keys without a row
                     "fields": {field.name: field.count for field in _fields(opened, table, state)},
                 }
                 for table in opened.tables
             },
             "dense": {name: list(array.shape) for name, array in dense.items()},
         }
-    (output / "export.json").write_text(json.dumps(value, indent=2) + "\n")
+        (unfinished / "export.json").write_text(json.dumps(value, indent=2) + "\n")
     pairs = [(f"table {table}", f"{count:,} rows") for table, count in rows.items()]
     pairs.append(("dense", f"{sum(array.size for array in dense.values()):,} numbers"))
     written = sum(path.stat().st_size for path in output.iterdir())
@@ -74,13 +80,30 @@ def export(model: str, output: Path, kind: str, state: bool, snapshot: str | Non
     return {**value, "output": str(output), "bytes": written}, facts(pairs)
 
 
+def _features(job: Job) -> dict[str, Any]:
+    """Return the features that a prediction needs, in the order of the network's inputs.
+
+    If OP+OSRP hashes several slots together, all of them have the one table of the hashed keys.
+    """
+    schema, tables = build.job_schema(job), build.features(job).tables
+    if len(tables) < len(schema.slots):
+        tables = tables * len(schema.slots)
+    return {
+        "slots": [
+            {"name": slot.name, "column": slot.source, "kind": slot.kind, "raw": slot.raw, "table": table}
+            for slot, table in zip(schema.slots, tables, strict=True)
+        ],
+        "dense_features": [{"name": dense.name, "column": dense.source} for dense in schema.dense],
+    }
+
+
 def _fields(model: Model, table: str, state: bool) -> list[Field]:
-    """The embedding, and the optimizer's state if it is wanted."""
+    """Return the embedding field, and with `state` also the fields of the optimizer's state."""
     return [field for field in model.layout(table).fields if state or field.name == "embedding"]
 
 
 def _values(rows: Floats, layout: RowLayout, field: Field) -> np.ndarray[Any, Any]:
-    """One field of rows, (n, count), as what it is."""
+    """Return one field of rows, (n, count), in the field's own type: float32 or uint32."""
     values = np.ascontiguousarray(rows[:, layout.place(field.name)])
     return values.view(np.uint32) if field.dtype == "uint32" else values
 

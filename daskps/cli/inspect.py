@@ -1,4 +1,4 @@
-"""``daskps inspect``: what is in a model directory."""
+"""``daskps inspect``: show the contents of a model directory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from daskps.cli.command import command, facts, table
-from daskps.cli.options import model_argument, snapshot_option
-from daskps.flow.progress import from_record
-from daskps.handle import Model, open_model
+from daskps.cli.command import command, facts, model_argument, snapshot_option, table
+from daskps.model import Model, open_model
+from daskps.reports import from_record
 from daskps.view.settings import settings_text
-from daskps.view.words import percent, size
+from daskps.view.words import metrics_name, percent, size
 
 EPILOG = """\b
 Examples:
@@ -28,7 +27,7 @@ Examples:
 @snapshot_option
 @command
 def inspect(model: str, only_settings: bool, snapshot: str | None) -> tuple[Any, ...]:
-    """Sizes, tiers, snapshots, settings and health of MODEL."""
+    """Show sizes, tiers, snapshots, settings and health of MODEL."""
     with open_model(model, snapshot=snapshot) as opened:
         settings = opened.snapshot.draft.settings["job"]
         if only_settings:
@@ -38,7 +37,7 @@ def inspect(model: str, only_settings: bool, snapshot: str | None) -> tuple[Any,
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Everything, as plain values."""
+    """Return everything that the command shows, as JSON values."""
     directory, snapshot = model.directory, model.snapshot
     state = directory.state()
     statistics = model.statistics()
@@ -65,12 +64,14 @@ def describe(model: Model) -> dict[str, Any]:
         ],
         "reports": reports,
         "health": health(model),
+        "numerics": snapshot.draft.settings.get("numerics", 1),
+        "key_rule": model.job.data.key_rule,
         "settings": snapshot.draft.settings["job"],
     }
 
 
 def health(model: Model) -> list[str]:
-    """What somebody should know; empty if all is well."""
+    """Return remarks on problems of the model; an empty list if there are none."""
     notes = []
     state = model.directory.state()
     if state.epoch > model.snapshot.epoch:
@@ -86,7 +87,7 @@ def health(model: Model) -> list[str]:
 
 
 def as_text(value: dict[str, Any]) -> str:
-    """For people."""
+    """Return the values of `describe` as text."""
     settings = value["settings"]
     rows = sum(item["rows"] for item in value["tables"].values())
     metrics = value["metrics"]
@@ -100,7 +101,7 @@ def as_text(value: dict[str, Any]) -> str:
         [
             ("model", f"{value['name']} in {value['model']}"),
             ("snapshot", f"{value['snapshot']}: batch {value['batch']}, row {value['position']:,} of the data"),
-            ("progressive", shown or "-"),
+            (metrics_name(metrics), shown or "-"),
             ("network", f"{network}, {value['dense_parameters']:,} parameters"),
             ("rows", f"{rows:,}"),
             ("data", settings["data"]["format"]),
@@ -140,19 +141,20 @@ def as_text(value: dict[str, Any]) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """Seconds since 1970 as people and programs read them."""
+    """Return seconds since 1970 as an ISO 8601 time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def snapshot_table(snapshots: list[dict[str, Any]]) -> str:
-    """Snapshots, one a line."""
+    """Return a text table of snapshots, one per line."""
     rows = [
         (
             item["id"] + (" (last)" if item["last"] else ""),
             item["created"],
             f"{item['position']:,}",
             f"{item['metrics'].get('auc', float('nan')):.4f}",
+            metrics_name(item["metrics"]),
         )
         for item in snapshots
     ]
-    return table(rows, ("snapshot", "created", "row", "AUC"))
+    return table(rows, ("snapshot", "created", "row", "AUC", "of"))

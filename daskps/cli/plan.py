@@ -1,4 +1,4 @@
-"""``daskps plan``: what a job, or one of the paper's models, would do on so many nodes."""
+"""``daskps plan``: predict how a job, or one of the paper's models, would run on a number of nodes."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ Examples:
   daskps plan --calibrate runs/demo --rows 1e9      a finished run, grown to a billion rows
   daskps plan --calibrate runs/demo --network 25e9 --memory 256GB --disk 4TB --cost 3.5 --json
 
-Every value that was fitted or assumed is listed below the table. Beyond 64 nodes daskps does not go.
+Every value that was fitted or assumed is listed below the table. daskps runs on at most 64 nodes.
 """
-NODES = "1,2,4,8,16,32,64"
+NODES = "1,2,4,8,16,32,64"  # default of --nodes
 
 
 @click.command(epilog=EPILOG)
 @click.argument("job", required=False, type=click.Path(dir_okay=False))
 @click.option("--model", type=click.Choice([*MODELS], case_sensitive=False), help="One of the paper's models.")
-@click.option("--calibrate", "run", type=click.Path(exists=True), help="Directory or report of a finished run.")
+@click.option("--calibrate", "run", type=click.Path(exists=True), help="Model directory of a finished run.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting of JOB.")
-@click.option("--nodes", default=NODES, show_default=True, help="Numbers of nodes, with commas.")
-@click.option("--rows", type=click.FloatRange(1), help="Rows that the model will have, of JOB or --calibrate.")
-@click.option("--cores", type=click.IntRange(1), help="Of a node, for JOB; the cores of this machine by default.")
-@click.option("--memory", help="Of a node; 1TB, or the budget of the job, by default.")
-@click.option("--disk", help="Of a node.")
-@click.option("--hbm", help="Of a node's devices together.")
+@click.option("--nodes", default=NODES, show_default=True, help="Numbers of nodes, separated by commas.")
+@click.option("--rows", type=click.FloatRange(1), help="Rows that the model will have; for JOB or --calibrate.")
+@click.option("--cores", type=click.IntRange(1), help="Cores of a node, for JOB; by default those of this machine.")
+@click.option("--memory", help="Memory of a node; by default 1TB (--model), 64GB (--calibrate) or the job's budget.")
+@click.option("--disk", help="Disk of a node.")
+@click.option("--hbm", help="HBM of all devices of a node.")
 @click.option("--network", type=float, help="Bytes/s of a node's network in one direction: 12.5e9 is 100 Gb/s.")
-@click.option("--network-share", type=click.FloatRange(0, 1, min_open=True), help="Part of it that rows get.")
-@click.option("--cost", type=click.FloatRange(0, min_open=True), help="Of a node, in any unit.")
+@click.option("--network-share", type=click.FloatRange(0, 1, min_open=True), help="Fraction of it for rows and sums.")
+@click.option("--cost", type=click.FloatRange(0, min_open=True), help="Cost of a node, in any unit.")
 @command
 def plan_command(
     job: str | None,
@@ -63,9 +63,9 @@ def plan_command(
     cores: int | None,
     **machine: Any,
 ) -> tuple[Any, ...]:
-    """Seconds of each stage, bottleneck, memory and disk, examples/s and examples per cost on 1 to 64 nodes.
+    """Predict stage times, bottleneck, memory, disk, examples/s and examples per cost on 1 to 64 nodes.
 
-    For JOB, for a finished run (--calibrate), or for a model of the paper (--model, E by default).
+    The workload is that of JOB, of a finished run (--calibrate), or of a model of the paper (--model, by default E).
     """
     if sum(given is not None for given in (job, model, run)) > 1:
         raise click.UsageError("give JOB, --model or --calibrate, not several of them")
@@ -106,7 +106,7 @@ def plan_command(
 
 
 def _local(work: Workload) -> Hardware:
-    """A machine like this one, until options say otherwise."""
+    """Return default hardware for jobs and runs; options change it."""
     return Hardware("as given", memory_bytes=64e9, disk_bytes=1e12, hbm_bytes=64e9, network_bytes_per_second=1.25e9)
 
 

@@ -1,10 +1,7 @@
-"""``daskps predict``: a click probability for every row of some data."""
+"""``daskps predict``: write a click probability for every example of some data."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -12,9 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from daskps.cli.command import bad_rows_facts, bad_rows_value, command
-from daskps.cli.options import format_option, model_argument, snapshot_option
-from daskps.handle import open_model
+from daskps.cli.command import (
+    bad_rows_facts,
+    bad_rows_value,
+    command,
+    format_option,
+    key_counts_value,
+    model_argument,
+    snapshot_option,
+    unseen_words,
+)
+from daskps.model import open_model
+from daskps.storage.output import whole
 
 EPILOG = """\b
 Examples:
@@ -25,52 +31,57 @@ Examples:
 SCHEMA = pa.schema([("row", pa.int64()), ("label", pa.float32()), ("probability", pa.float32())])
 
 
-@contextmanager
-def whole_file(path: str) -> Iterator[str]:
-    """Where to write what is to be at `path`: it gets there when all of it is written, after an error not at all."""
-    unfinished = f"{path}.unfinished"
-    try:
-        yield unfinished
-        os.replace(unfinished, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(unfinished)
-
-
 @click.command(epilog=EPILOG)
 @model_argument
 @click.argument("data", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The Parquet file to write.")
 @format_option
-@click.option("--unlabelled", is_flag=True, help="DATA has no labels (Criteo: 39 columns), nor has the output.")
+@click.option("--unlabelled", is_flag=True, help="DATA has no labels (Criteo: 39 columns), and neither has the output.")
 @snapshot_option
 @command
 def predict(
     model: str, data: tuple[str, ...], output: str, format: str | None, unlabelled: bool, snapshot: str | None
 ) -> tuple[Any, ...]:
-    """Predict every row of DATA with MODEL and write row number, label and probability as Parquet."""
+    """Predict every example of DATA with MODEL; write example number, label and probability as Parquet.
+
+    With data.bad_lines = "lenient", an example that cannot be read has null for label and probability. If
+    only its label cannot be read, it has a probability.
+    """
     schema = SCHEMA.remove(SCHEMA.get_field_index("label")) if unlabelled else SCHEMA
-    rows, clicks = 0, 0.0
+    rows, predicted, clicks = 0, 0, 0.0
     with (
         open_model(model, snapshot=snapshot) as opened,
-        whole_file(output) as unfinished,
+        whole(output) as unfinished,
         pq.ParquetWriter(unfinished, schema, compression="zstd") as writer,
     ):
-        for batch, probabilities in opened.predict_batches(opened.read(data, format, labelled=not unlabelled)):
+        examples = opened.read(data, format, labelled=not unlabelled, label_needed=False)
+        for batch, probabilities in opened.predict_batches(examples):
             numbers = np.arange(batch.first_row, batch.first_row + batch.examples)
-            columns = {"row": numbers, "label": batch.labels, "probability": probabilities}
+            bad = np.zeros(batch.examples, np.bool_) if batch.bad is None else batch.bad
+            columns = {
+                "row": pa.array(numbers),
+                "label": pa.array(batch.labels, mask=bad | np.isnan(batch.labels)),
+                "probability": pa.array(probabilities, mask=bad),
+            }
             writer.write_table(pa.table({name: columns[name] for name in schema.names}, schema=schema))
             rows += batch.examples
-            clicks += float(probabilities.sum(dtype=np.float64))
-        name, bad_rows = opened.snapshot.id, opened.bad_rows
-    mean = clicks / rows if rows else float("nan")
+            predicted += batch.examples - int(bad.sum())
+            clicks += float(probabilities[~bad].sum(dtype=np.float64))
+        name, bad_rows, counts, unseen = opened.snapshot.id, opened.bad_rows, opened.key_counts, opened.unseen_keys
+    mean = clicks / predicted if predicted else float("nan")
     value = {
         "model": model,
         "snapshot": name,
         "rows": rows,
+        "predicted": predicted,
         "mean_probability": mean,
         "output": output,
+        "unseen_keys": unseen,
+        "key_counts": key_counts_value(counts),
         "bad_rows": bad_rows_value(bad_rows),
     }
-    done = f"{rows:,} rows predicted into {output}, {mean:.4f} on average (snapshot {name})"
-    return value, "\n".join([done, *(f"{what}; predicted without keys" for _, what in bad_rows_facts(bad_rows))])
+    done = f"{predicted:,} rows predicted into {output}, {mean:.4f} on average (snapshot {name})"
+    if predicted < rows:
+        done += f"; {rows - predicted:,} of {rows:,} rows hold no example that could be read, and have null"
+    told = [done, f"keys that the model has never seen: {unseen_words(counts)}"]
+    return value, "\n".join([*told, *(what for _, what in bad_rows_facts(bad_rows))])

@@ -1,4 +1,4 @@
-"""``daskps snapshots``: list, drop, go back."""
+"""``daskps snapshots``: list snapshots, drop them, or roll back to one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import Any
 
 import click
 
-from daskps import maintenance
-from daskps.cli.command import command
+from daskps.cli.command import command, model_argument
 from daskps.cli.inspect import iso_time, snapshot_table
-from daskps.cli.options import model_argument
-from daskps.cluster.commit import ModelDirectory
-from daskps.flow.progress import from_record
+from daskps.model import drop_snapshots, roll_back
+from daskps.reports import from_record
+from daskps.storage.model_directory import ModelDirectory
 
 EPILOG = """\b
 Examples:
@@ -47,7 +46,7 @@ def _listing(model: str) -> tuple[dict[str, Any], str]:
 @model_argument
 @command
 def list_(model: str) -> tuple[Any, ...]:
-    """All snapshots of MODEL that can be opened, oldest first."""
+    """List all snapshots of MODEL that can be opened, oldest first."""
     return _listing(model)
 
 
@@ -56,8 +55,8 @@ def list_(model: str) -> tuple[Any, ...]:
 @click.argument("ids", nargs=-1, required=True)
 @command
 def drop(model: str, ids: tuple[str, ...]) -> tuple[Any, ...]:
-    """Give up the snapshots IDS of MODEL and free their disk space; the last one stays."""
-    maintenance.drop_snapshots(model, ids)
+    """Drop the snapshots IDS of MODEL and free their disk space. The last snapshot cannot be dropped."""
+    drop_snapshots(model, ids)
     return _listing(model)
 
 
@@ -66,6 +65,6 @@ def drop(model: str, ids: tuple[str, ...]) -> tuple[Any, ...]:
 @click.argument("id")
 @command
 def rollback(model: str, id: str) -> tuple[Any, ...]:
-    """Make snapshot ID the last one of MODEL: opening and --resume take it. Newer ones stay until dropped."""
-    maintenance.roll_back(model, id)
+    """Make snapshot ID the last one of MODEL, which readers and --resume use. Newer ones stay until dropped."""
+    roll_back(model, id)
     return _listing(model)

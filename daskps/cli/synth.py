@@ -1,4 +1,4 @@
-"""``daskps synth``: write synthetic CTR data with a known best AUC."""
+"""``daskps synth``: write synthetic CTR data whose best possible AUC is known."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from daskps.backend.pool import ComputePool
+from daskps.build import synthetic
 from daskps.cli.command import command, facts
 from daskps.config import SyntheticData, make_job, read_job
-from daskps.flow.inputs import synthetic
+from daskps.device.pool import ComputePool
+from daskps.storage.output import whole
 from daskps.view.words import size
 
 EPILOG = """\b
@@ -32,7 +33,7 @@ def _default(name: str) -> Any:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Take the data of this job file.",
 )
-@click.option("--examples", type=click.IntRange(1), help=f"Rows; {_default('examples'):,} by default.")
+@click.option("--examples", type=click.IntRange(1), help=f"Examples; {_default('examples'):,} by default.")
 @click.option("--slots", type=click.IntRange(1), help=f"Slots; {_default('slots')} by default.")
 @click.option("--keys-per-slot", type=click.IntRange(1), help="Distinct keys that a slot draws from.")
 @click.option("--keys-per-bag", type=click.IntRange(1), help="Keys of one slot in one example.")
@@ -41,9 +42,9 @@ def _default(name: str) -> Any:
 @click.option("--seed", type=int, help="Another seed gives other data.")
 @command
 def synth(output: Path, job: Path | None, **given: Any) -> tuple[Any, ...]:
-    """Write synthetic examples as Parquet, and say which AUC no model can beat on them.
+    """Write synthetic examples as Parquet, and print the best AUC that any model can reach on them.
 
-    The rows of a job (--job) are its training rows with the validation rows behind them.
+    With --job, the file has the job's training examples, followed by its validation examples.
     """
     base = read_job(job) if job is not None else make_job({"data": {"format": "synthetic"}})
     if base.data.synthetic is None:
@@ -53,7 +54,8 @@ def synth(output: Path, job: Path | None, **given: Any) -> tuple[Any, ...]:
     settings = {"data": {"format": "synthetic", "synthetic": changed, "validation_rows": more}}
     generator = synthetic(make_job(settings))
     with ComputePool(len(os.sched_getaffinity(0))) as pool:
-        generator.write_parquet(output, pool=pool)
+        with whole(output) as unfinished:
+            generator.write_parquet(unfinished, pool=pool)
         best = generator.best(0, generator.examples, pool)
     value: dict[str, Any] = {
         "output": str(output),

@@ -1,11 +1,12 @@
-"""Bad rows: why a row is bad, and what to do about it.
+"""Bad examples: the reasons why an example cannot be read, and the policy for them.
 
-In: the status of every row as the parsers write it (0: fine; else reason and column). Out: strict mode raises the first
-bad row with file, line, column and reason; lenient mode counts by reason, keeps the first places of each, and raises
-once more than a set share of the rows is bad.
+Input: the status of every example, as parsers write it: 0 for a good example, else the reason in the low 8 bits and the
+column above them. Output: strict mode raises an error at the first bad example, with file, line, column and reason.
+Lenient mode counts bad examples by reason, keeps the first locations of each reason, and raises an error as soon as the
+fraction of bad examples exceeds a limit.
 
-A skipped row keeps its place: it becomes an example without keys and with weight 0. So a position stays one row number,
-a step keeps its blocks of examples, and N nodes train on exactly what one node would.
+A skipped example keeps its number: it stays in the batch, without keys and with weight 0. So global example numbers and
+the blocks of a step do not change, and N nodes train on exactly the same examples as one node.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from daskps.errors import ConfigError, DataError
 from daskps.types import Int32s
 
-# The same numbers stand in numbers.cuh.
+# By reason number; numbers.cuh has the same numbers.
 REASONS = {
     1: "wrong number of columns",
     2: "the label is not 0 or 1",
@@ -28,23 +29,24 @@ REASONS = {
     5: "number out of range",
     6: "cannot read this token",
     7: "a slot that the schema does not name",
-    8: "a quoted field; write the file without quotes, or as Parquet",
+    8: "a quoted field, which is not read; write the file without quotes and commas in values, or as Parquet",
     9: "a missing value",
     10: "a negative example weight",
     11: "keys and weights differ in number",
 }
 WRONG_COLUMN_COUNT = 1
+COMMENT = 12  # a comment line: skipped like a bad example, but not an error and not counted
 CODES = {reason: code for code, reason in REASONS.items()}
-PLACES_KEPT = 5  # per reason
+PLACES_KEPT = 5  # locations kept per reason
 
 
 @dataclass(frozen=True, slots=True)
 class BadRowPolicy:
-    """Strict stops at the first bad row; lenient goes on until more than `max_share` of the rows were bad."""
+    """Policy for bad examples: strict stops at the first one, lenient when more than a fraction `max_share` is bad."""
 
     mode: Literal["strict", "lenient"] = "strict"
-    max_share: float = 0.01
-    least_rows: int = 10_000  # the share is judged against at least so many rows, or all rows of smaller data
+    max_share: float = 0.01  # fraction of the examples read
+    least_rows: int = 10_000  # smallest number of examples to take the fraction of; smaller data: all its examples
 
     def __post_init__(self) -> None:
         if self.mode not in ("strict", "lenient"):
@@ -55,17 +57,17 @@ class BadRowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run of rows came from, for messages."""
+    """Location of consecutive examples in a file, for messages."""
 
     url: str
-    first_row: int  # of the file, from 0
+    first_row: int  # number of the first example in the file, from 0
     header_lines: int = 0
     unit: Literal["line", "row"] = "line"
     columns: tuple[str, ...] = ()  # names of the columns, where the format has them
     column_unit: Literal["column", "token"] = "column"
 
     def place(self, row: int, reason: int, column: int) -> str:
-        """File, line and column of a bad row, and why."""
+        """Return file, line, column and reason of a bad example, as text for a message."""
         number = self.first_row + row + 1 + self.header_lines
         words = f"{self.url}, {self.unit} {number}"
         if reason == WRONG_COLUMN_COUNT:
@@ -77,23 +79,24 @@ class Origin:
 
 @dataclass(slots=True)
 class BadRows:
-    """Counts what was read and what of it was bad, and stops where the policy says so."""
+    """Counters of the examples read and of the bad ones among them. Raises an error when the policy requires it."""
 
     policy: BadRowPolicy
-    total_rows: int  # of the data set: small data is judged by its own size
-    rows: int = 0
+    total_rows: int  # examples of the data set; limits `policy.least_rows` for small data
+    rows: int = 0  # examples read
     by_reason: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def bad(self) -> int:
-        """Bad rows so far."""
+        """Number of bad examples so far."""
         return self.by_reason.total()
 
     def examine(self, status: Int32s, origin: Origin) -> bool:
-        """Take note of a run of rows; True when some of them are bad."""
+        """Count consecutive examples with this `status`, the first one at `origin`. Return True if any is bad. Raise
+        DataError if the policy requires it."""
         self.rows += len(status)
-        bad = np.flatnonzero(status)
+        bad = np.flatnonzero((status != 0) & (status & 0xFF != COMMENT))
         if not len(bad):
             return False
         for row in bad.tolist():
@@ -109,7 +112,7 @@ class BadRows:
         return True
 
     def judge(self) -> None:
-        """DataError if more are bad than the policy allows."""
+        """Raise DataError if more examples are bad than the policy allows."""
         judged = max(self.rows, min(self.policy.least_rows, self.total_rows))
         if self.bad > self.policy.max_share * judged:
             raise DataError(
@@ -118,10 +121,10 @@ class BadRows:
             )
 
     def skipped(self) -> dict[str, tuple[int, str]]:
-        """By reason: how many rows so far, and the first place."""
+        """Return, by reason, the number of bad examples so far and the location of the first one."""
         return {reason: (count, self.places[reason][0]) for reason, count in list(self.by_reason.items())}
 
     def report(self) -> str:
-        """Counts by reason, each with its first place."""
+        """Return the counts by reason as text, each with the location of the first bad example."""
         counts = self.by_reason.most_common()
         return "; ".join(f"{n} x {reason}, as in {self.places[reason][0]}" for reason, n in counts) or "no bad rows"

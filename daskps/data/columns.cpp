@@ -4,12 +4,13 @@
 
 enum Source { TEXT32 = 0, TEXT64 = 1, INTEGERS = 2, INDICES = 3 };
 
-// daskps/data/arrow.py builds these as a structured array of the same shape; pointers count from row 0 of the block.
+// daskps/data/columns.py builds these as a structured array of the same shape; pointers count from row 0 of the block.
 struct KeyColumn {
     int32_t source;
     int32_t kind;
     int32_t missing_key;
     int32_t is_signed;           // INTEGERS: int64, else uint64
+    int32_t key_rule;            // of text
     uint64_t seed;
     const uint8_t* valid;        // Arrow's bitmap over rows, or 0 where every row is valid
     int64_t bit_offset;          // of row 0 in it
@@ -77,8 +78,9 @@ static inline void place_text(const Tile& tile, const KeyColumn& column, int64_t
     const Offset* offsets = (const Offset*)column.values;
     const uint8_t* bytes = (const uint8_t*)column.data;
     const uint64_t seed = column.seed;
+    const int32_t key_rule = column.key_rule;
     place_keys(tile, column, slot,
-               [=](int64_t i) { return xxh64(bytes + offsets[i], offsets[i + 1] - offsets[i], seed); });
+               [=](int64_t i) { return hash_text(bytes + offsets[i], bytes + offsets[i + 1], key_rule, seed); });
 }
 
 static void place_integers(const Tile& tile, const KeyColumn& column, int64_t slot, const Buckets& buckets) {

@@ -16,6 +16,7 @@ struct Columns {
     int32_t slots;
     int32_t dense;
     int32_t refuse_quotes;  // 1: a field that starts with a quote makes the row bad
+    int32_t label_needed;   // 0: a bad label is NaN, and the row is read all the same
 };
 
 // Everything that does not change from line to line.
@@ -51,19 +52,27 @@ DEVICE Reason read_slot(
     }
 }
 
-// One line into its outputs; on a bad field, its status. `ends` gets the end of every bag, counted from `base`.
+DEVICE int32_t spoil(float* label, Reason reason, int64_t column) {
+    *label = 0;
+    return status_of(reason, column + 1);
+}
+
+// One line into its outputs; on a bad field, its status. A label of NaN says that all else is good. `ends` gets the end of every bag, counted from `base`.
 DEVICE int32_t read_line(const Line& line, const Plan& plan, float* label, uint64_t** keys, const uint64_t* base,
                          int64_t* ends, float* dense, float* weight) {
     const Columns& columns = plan.columns;
+    int32_t status = 0;
     *label = 0;
     if (columns.label >= 0) {
         int64_t c = columns.label;
-        if (read_label(line.begin(c), line.end(c), false, label) != FINE) return status_of(BAD_LABEL, c + 1);
+        if (read_label(line.begin(c), line.end(c), false, label) != FINE) status = status_of(BAD_LABEL, c + 1);
+        if (status && columns.label_needed) return status;
+        if (status) *label = __builtin_nanf("");
     }
     for (int64_t s = 0; s < columns.slots; ++s) {
         int64_t c = plan.slots[s].column;
         Reason reason = read_slot(line.begin(c), line.end(c), plan.slots[s], plan, keys);
-        if (reason != FINE) return status_of(reason, c + 1);
+        if (reason != FINE) return spoil(label, reason, c);
         ends[s] = *keys - base;
     }
     for (int64_t d = 0; d < columns.dense; ++d) {
@@ -71,12 +80,22 @@ DEVICE int32_t read_line(const Line& line, const Plan& plan, float* label, uint6
         dense[d] = plan.dense[d].missing;
         if (line.begin(c) == line.end(c)) continue;
         Reason reason = read_float(line.begin(c), line.end(c), &dense[d]);
-        if (reason != FINE) return status_of(reason, c + 1);
+        if (reason != FINE) return spoil(label, reason, c);
     }
     if (columns.example_weight >= 0) {
         int64_t c = columns.example_weight;
         Reason reason = read_example_weight(line.begin(c), line.end(c), weight);
-        if (reason != FINE) return status_of(reason, c + 1);
+        if (reason != FINE) return spoil(label, reason, c);
+    }
+    return status;
+}
+
+// The first field (from 1) of a line that starts with a quote, or 0: a delimiter inside quotes makes one field two.
+DEVICE int64_t quoted_column(const uint8_t* text, int64_t start, int64_t stop, const Columns& columns) {
+    int64_t column = 1;
+    for (int64_t at = start; at < stop; ++at) {
+        if (text[at] == '"' && (at == start || text[at - 1] == (uint8_t)columns.delimiter)) return column;
+        column += text[at] == (uint8_t)columns.delimiter;
     }
     return 0;
 }
@@ -94,7 +113,10 @@ DEVICE int32_t cut_line(Scanner<2>* scanner, const Columns& columns, int64_t* st
         scanner->line_start = stop + 1;
         break;
     }
-    if (found != columns.count) return status_of(WRONG_COLUMN_COUNT, found);
+    if (found != columns.count) {
+        int64_t quoted = columns.refuse_quotes ? quoted_column(text, stops[0] + 1, scanner->line_start - 1, columns) : 0;
+        return quoted ? status_of(QUOTED, quoted) : status_of(WRONG_COLUMN_COUNT, found);
+    }
     if (stops[found] > stops[found - 1] + 1 && text[stops[found] - 1] == '\r') --stops[found];
     if (columns.refuse_quotes)
         for (int64_t c = 0; c < columns.count; ++c)
@@ -118,10 +140,11 @@ NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t
         int64_t* row_ends = ends + row * plan.columns.slots;
         float* features = dense + row * plan.columns.dense;
         float* weight = weights ? weights + row : 0;
+        labels[row] = 0;
         status[row] = cut_line(&scanner, plan.columns, stops);
         if (!status[row])
             status[row] = read_line({text, stops}, plan, labels + row, &next, base, row_ends, features, weight);
-        if (!status[row]) continue;
+        if (!status[row] || labels[row] != labels[row]) continue;
         next = start;
         labels[row] = 0;
         if (weight) *weight = 0;

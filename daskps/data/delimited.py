@@ -1,41 +1,42 @@
-"""Delimited text, Criteo's TSV above all: lines of fields between one delimiter, with a header line or known columns.
+"""Delimited text, such as Criteo's TSV: lines of fields with a one-byte delimiter. Column names come from a header line
+or from the settings.
 
-In: `Delimited` as a format and a schema. Out: a parser whose work is done by delimited.cpp. Fields are not quoted: in a
-comma-separated file a field that starts with a quote makes its row bad, elsewhere quotes are bytes like others. Windows
-line ends and a missing last newline are fine. Bytes are hashed as they are, whatever their encoding.
+Input: `Delimited` as the format, and a schema. Output: a parser that calls delimited.cpp. Quoted fields are not
+supported: in a comma-separated file a field that starts with a quote makes its example bad; with other delimiters a
+quote is an ordinary byte. Windows line ends and a missing last newline are accepted. Bytes are hashed without decoding
+them, in any encoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from daskps.backend.native import library
 from daskps.data import text
 from daskps.data.bad import Origin
+from daskps.data.batches import Piece, Shape
 from daskps.data.files import DataFile, list_files
-from daskps.data.index import FileBlocks, Part
-from daskps.data.piece import Piece, Shape
-from daskps.data.schema import CRITEO_COLUMNS, Schema
-from daskps.data.slots import SlotPlan
+from daskps.data.format import FileBlocks, Part
+from daskps.data.schema import CRITEO_COLUMNS, Schema, SlotPlan
+from daskps.device.native import library
 from daskps.errors import ConfigError, DataError
 
 # The structs of delimited.cpp.
 _COLUMNS = np.dtype(
-    [(name, np.int32) for name in "count label example_weight delimiter slots dense refuse_quotes".split()]
+    [(name, np.int32) for name in "count label example_weight delimiter slots dense refuse_quotes label_needed".split()]
 )
 _DENSE = np.dtype([("column", np.int32), ("missing", np.float32)])
 
 
 @dataclass(frozen=True, slots=True)
 class Delimited:
-    """Fields between `delimiter`; column names from `columns`, else from the header line of each file."""
+    """Format of delimited text."""
 
     delimiter: str = "\t"
-    columns: tuple[str, ...] = ()  # empty: the first line of every file names them
+    columns: tuple[str, ...] = ()  # column names; empty: the first line of every file is a header with the names
     block_bytes: int = text.BLOCK_BYTES
     blocks_ahead: ClassVar[int] = 8
 
@@ -46,33 +47,37 @@ class Delimited:
             raise ConfigError(f"columns named more than once in {list(self.columns)}")
 
     def list(self, urls: Sequence[str]) -> list[DataFile]:
-        """The files in their global order."""
+        """Return the files in their global order."""
         return list_files(urls)
 
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
-        """More than one where all files are plain."""
+        """Return the number of blocks to fetch at the same time: above 1 if no file is compressed."""
         return text.text_fetch_threads(files)
 
     def index(self, file: DataFile) -> FileBlocks:
-        """Count the lines of `file`, without its header."""
+        """Cut `file` into blocks and count their lines, without the header."""
         return text.index_text(file, header_lines=not self.columns, block_bytes=self.block_bytes)
 
     def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
-        """The longest run of lines."""
+        """Return the bytes of the longest block."""
         return text.longest_block(blocks)
 
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
         """Open an indexed file."""
         return text.open_text(blocks)
 
+    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], text.TextBlock]) -> int:
+        """Return the digest of the header and the lines before example `row`."""
+        return text.text_digest(blocks, row, fetch)
+
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> DelimitedParser:
-        """Resolve the schema against the columns."""
+        """Return a parser. Raise ConfigError if the schema does not fit the columns."""
         columns = self.columns or self._header(files)
         schema.check_columns(columns, files[0].url if files else "no files")
         return DelimitedParser(schema, hash_seed, columns, self.delimiter, header_lines=int(not self.columns))
 
     def _header(self, files: Sequence[DataFile]) -> tuple[str, ...]:
-        """The columns by the header lines, which must agree. Empty files say nothing."""
+        """Return the column names of the header lines. All files must have the same; empty files are ignored."""
         found: tuple[str, tuple[str, ...]] | None = None
         for file in files:
             line = text.first_lines(file, 1).removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n")
@@ -86,14 +91,15 @@ class Delimited:
 
 
 def criteo(block_bytes: int = text.BLOCK_BYTES, labelled: bool = True) -> Delimited:
-    """Criteo's own layout: tabs, no header, 40 columns; 39 without the label, as in the test files of its contest."""
+    """Return the format of Criteo's files: tabs, no header, 40 columns; 39 without the label, as in the test files of
+    Criteo's contest."""
     return Delimited("\t", CRITEO_COLUMNS if labelled else CRITEO_COLUMNS[1:], block_bytes)
 
 
 class DelimitedParser:
-    """Calls delimited.cpp with the schema as structs."""
+    """Parser of delimited text: passes the schema as structs to delimited.cpp."""
 
-    task_rows = 1 << 62  # a block of text is small enough for one thread
+    task_rows = 1 << 62  # no limit: a block of text is small enough for one thread
 
     def __init__(
         self, schema: Schema, hash_seed: int, columns: tuple[str, ...], delimiter: str, header_lines: int
@@ -116,23 +122,25 @@ class DelimitedParser:
         )
         label, weight = (place[name] if name else -1 for name in (schema.label, schema.example_weight))
         slots, dense = len(schema.slots), len(schema.dense)
-        head = (len(columns), label, weight, ord(delimiter), slots, dense, delimiter == ",")
+        head = (len(columns), label, weight, ord(delimiter), slots, dense, delimiter == ",", schema.label_needed)
         self._columns = np.array([head], _COLUMNS)
         places = [place[slot.source] for slot in schema.slots]
-        self._slots = SlotPlan(schema.slots, places, [slot.missing_key for slot in schema.slots], hash_seed)
+        missing_keys = [slot.missing_key for slot in schema.slots]
+        self._slots = SlotPlan(schema.slots, places, missing_keys, hash_seed, schema.key_rule)
         self._dense = np.array([(place[dense.source], dense.missing) for dense in schema.dense], _DENSE)
 
     def prepare(self, payload: text.TextBlock) -> text.TextBlock:
-        """Text is parsed as it is."""
+        """Return the block unchanged: text needs no preparation."""
         return payload
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
-        """One key per slot, and one more for each separator of multi slots in the block."""
+        """Return an upper bound for the number of keys: one per slot and example, and for every slot one more for each
+        separator of multi slots in the block."""
         separators = sum(text.count_byte(payload.text, payload.size, byte) for byte in self._separators)
         return part.rows * self.shape.slots + separators * self.shape.slots
 
     def parse(self, payload: text.TextBlock, part: Part, out: Piece) -> int:
-        """Fill `out` from the lines of `part`."""
+        """Parse the lines of `part` into `out`. Return the number of keys."""
         written = library().data_parse_delimited(
             text=payload.text,
             size=payload.size,
@@ -153,5 +161,5 @@ class DelimitedParser:
         return int(written)
 
     def origin(self, file: DataFile, first_row: int) -> Origin:
-        """Names lines of `file`."""
+        """Return the location of line `first_row` of `file`, for messages."""
         return Origin(file.url, first_row, self.header_lines, "line", self.columns)

@@ -1,11 +1,12 @@
-"""Files of a data set, wherever fsspec reaches: listing, ranges of bytes, and decompressed streams.
+"""Files of a data set, on any file system of fsspec: listing, byte ranges, and decompressed streams.
 
-In: a URL, a glob, a directory, or a list of them. Out: `DataFile` values in the global order; their bytes by range
-where they are plain, and as a stream where they are compressed (gzip, zstd, by extension).
+Input: a URL, a glob, a directory, or a list of them. Output: `DataFile` values in the global order. Plain files are
+read by byte range; compressed files (gzip or zstd, by extension) as a stream.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ import pyarrow as pa
 
 from daskps.errors import DataError
 
+logger = logging.getLogger("daskps.data")
+
 Bytes = npt.NDArray[np.uint8]
 Compression = Literal["gzip", "zstd"]
 _EXTENSIONS: dict[str, Compression] = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -26,16 +29,16 @@ _EXTENSIONS: dict[str, Compression] = {".gz": "gzip", ".gzip": "gzip", ".zst": "
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file; size and version tell whether it is still the file that was indexed."""
+    """File of a data set. Size and version show whether it changed since it was indexed."""
 
     url: str
     size_bytes: int
-    version: str  # what the file system offers: an etag, a checksum or a time of change; else empty
+    version: str  # what the file system offers: ETag, time of modification or creation; else empty
 
     @property
     def compression(self) -> Compression | None:
-        """How the file is compressed, by its extension."""
-        return next((kind for end, kind in _EXTENSIONS.items() if self.url.endswith(end)), None)
+        """Return the compression by the file's extension, or None for a plain file."""
+        return next((kind for end, kind in _EXTENSIONS.items() if self.url.lower().endswith(end)), None)
 
 
 def _describe(fs: Any, path: str) -> DataFile:
@@ -47,45 +50,64 @@ def _describe(fs: Any, path: str) -> DataFile:
 
 
 def is_local(fs: Any) -> bool:
-    """Whether paths of `fs` are paths of this machine."""
+    """Return True if `fs` is the local file system of this machine."""
     protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
     return protocol in ("file", "local")
 
 
-def _hidden(path: str) -> bool:
-    return path.rstrip("/").rsplit("/", 1)[-1].startswith((".", "_"))
+def _hidden(parts: Sequence[str], named: Sequence[str] = ()) -> bool:
+    """Return True if a path has a part that begins with . or _: internal files of Jupyter, Spark and file systems.
+
+    `named` are the parts of a glob. If one of them begins with . or _, paths with that character are wanted.
+    """
+    asked = {part[0] for part in named if part[:1] in (".", "_")}
+    return any(part[:1] in (".", "_") and part[0] not in asked for part in parts)
+
+
+def _matches(fs: Any, pattern: str) -> list[str]:
+    """Return the files that match a glob, without hidden files, unless the glob names hidden files."""
+    parts = pattern.split("/")
+    fixed = next(number for number, part in enumerate(parts) if any(sign in part for sign in "*?["))
+    found = [name for name in fs.glob(pattern) if not fs.isdir(name)]
+    return [name for name in found if not _hidden(name.split("/")[fixed:], parts[fixed:])]
 
 
 def list_files(urls: str | Sequence[str]) -> list[DataFile]:
-    """The files of the data set in their global order: that of the list, and by name within a glob or a directory.
+    """Return the files of the data set in their global order: the order of the list, and sorted by name within a glob
+    or a directory.
 
-    A file that is named twice comes once, at its first place. Names that begin with . or _ do not count in directories.
+    A file that is named twice is read once, at its first place. Files and folders that begin with . or _ are ignored
+    below a directory and below the fixed part of a glob. A path that exists is never treated as a glob, even if it
+    contains *, ? or [.
     """
     found: dict[str, tuple[Any, str]] = {}
     for url in [urls] if isinstance(urls, str) else urls:
         fs, path = fsspec.core.url_to_fs(url)
-        if any(sign in path for sign in "*?["):
-            paths = [name for name in fs.glob(path) if not fs.isdir(name)]
+        if any(sign in path for sign in "*?[") and not fs.exists(path):
+            paths = _matches(fs, path)
         elif fs.isdir(path):
-            paths = [name for name in fs.find(path) if not _hidden(name)]
+            below = len(path.rstrip("/")) + 1
+            paths = [name for name in fs.find(path) if not _hidden(name[below:].split("/"))]
         else:
             paths = [path] if fs.exists(path) else []
         if not paths:
             raise DataError(f"no file at {url!r}; give a file, a glob or a directory that fsspec can open")
         for name in sorted(paths):
+            if fs.unstrip_protocol(name) in found:
+                logger.warning("%s is named twice in the data; it is read once, at its first place", name)
             found.setdefault(fs.unstrip_protocol(name), (fs, name))
     return [_describe(*where) for where in found.values()]
 
 
 def padded(size: int) -> Bytes:
-    """Room for `size` bytes of text and the 64 that parsers may read past its end."""
+    """Return an array for `size` bytes of text, plus 64 zero bytes, because parsers may read past the end."""
     array = np.empty(size + 64, np.uint8)
     array[size:] = 0
     return array
 
 
 def read_range(file: DataFile, start: int, stop: int) -> Bytes:
-    """Bytes [start, stop) of a plain file, padded."""
+    """Return bytes [start, stop) of a plain file, with padding. Raise DataError if the file is shorter than indexed."""
     out = padded(stop - start)
     fs, path = fsspec.core.url_to_fs(file.url)
     if not is_local(fs):
@@ -113,17 +135,17 @@ def read_range(file: DataFile, start: int, stop: int) -> Bytes:
 
 
 class Stream:
-    """The plain bytes of a file, from its start, decompressed on the way."""
+    """Stream of a file's plain bytes from its start, decompressed if needed."""
 
     def __init__(self, file: DataFile) -> None:
         self.file = file
-        self.position = 0  # in the plain bytes
+        self.position = 0  # plain bytes read so far
         fs, path = fsspec.core.url_to_fs(file.url)
         self._raw = pa.OSFile(path, "rb") if is_local(fs) else pa.PythonFile(fs.open(path, "rb"), mode="r")
         self._plain = pa.CompressedInputStream(self._raw, file.compression) if file.compression else self._raw
 
     def read_into(self, out: Bytes) -> int:
-        """Fill `out`; fewer bytes only at the end of the file."""
+        """Read into `out` and return the number of bytes: less than its size only at the end of the file."""
         view, filled = out.data, 0
         while filled < len(out):
             try:
@@ -141,14 +163,14 @@ class Stream:
         return filled
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._plain.close()
         self._raw.close()
 
 
 @contextmanager
 def open_stream(file: DataFile) -> Iterator[Stream]:
-    """A `Stream` that closes itself."""
+    """Open a `Stream` as a context manager, which closes it."""
     stream = Stream(file)
     try:
         yield stream

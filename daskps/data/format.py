@@ -1,76 +1,206 @@
-"""What a format must do, and nothing else: list and index its files, fetch blocks of rows, parse parts of a block.
-
-Formats are frozen, small values that travel in a job; what is open belongs to `BlockFile`. A payload is whatever
-`fetch` returns, `prepare` improves and `parse` takes: padded text, the columns of a table.
-"""
+"""Interface of an input format (`Format`), and the index of its files, which locates any global example number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+import xxhash
+
 from daskps.data.bad import Origin
+from daskps.data.batches import Piece, Shape
 from daskps.data.files import DataFile
-from daskps.data.index import FileBlocks, Part
-from daskps.data.piece import Piece, Shape
 from daskps.data.schema import Schema
+from daskps.errors import DataError
+from daskps.types import Int64s, Keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileBlocks:
+    """Blocks of one file. A block is a run of consecutive examples that is fetched as a whole."""
+
+    file: DataFile
+    first_rows: Int64s  # (blocks + 1,) number in the file of each block's first example; last: the file's examples
+    starts: Int64s  # (blocks + 1,) first byte of each block in the plain text; empty if blocks are not byte ranges
+    # Text: (blocks + 1,) digest of all before each block, with the header. Parquet: (1,) of the footer. Frames: empty.
+    digests: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    @property
+    def rows(self) -> int:
+        """Number of examples in the file."""
+        return int(self.first_rows[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Examples [first, last) of one block, counted from the block's start."""
+
+    file: int  # number of the file in the index
+    block: int  # number of the block in the file
+    first: int
+    last: int
+
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return self.last - self.first
+
+
+class RowIndex:
+    """Index of the data: the blocks of all files in global order."""
+
+    def __init__(self, files: Sequence[FileBlocks]) -> None:
+        self.files = tuple(files)
+        self.file_rows = np.concatenate([[0], np.cumsum([blocks.rows for blocks in files])]).astype(np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Number of examples in the whole data set."""
+        return int(self.file_rows[-1])
+
+    def parts(self, start: int, stop: int) -> list[Part]:
+        """Return the global examples [start, stop) as parts of blocks, in order."""
+        if not 0 <= start <= stop <= self.rows:
+            raise DataError(f"rows [{start}, {stop}) were asked for, but the data has rows [0, {self.rows})")
+        parts = []
+        file = int(np.searchsorted(self.file_rows, start, side="right")) - 1
+        while start < stop:
+            blocks, base = self.files[file], int(self.file_rows[file])
+            inside = min(stop - base, blocks.rows)
+            first_rows = blocks.first_rows
+            block = int(np.searchsorted(first_rows, start - base, side="right")) - 1
+            while start - base < inside:
+                begin, end = int(first_rows[block]), int(first_rows[block + 1])
+                last = min(inside, end)
+                if last > start - base:
+                    parts.append(Part(file, block, start - base - begin, last - begin))
+                    start = base + last
+                block += 1
+            file += 1
+        return parts
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a digest of the sizes and example counts of the files, in order. It does not depend on where the files
+        are stored."""
+        digest = xxhash.xxh3_128()
+        for blocks in self.files:
+            digest.update(f"{blocks.file.size_bytes} {blocks.rows}\n".encode())
+        return digest.hexdigest()
+
+    def files_before(self, row: int) -> str:
+        """Return a digest of the files that begin before example `row`: of their names without folders and their first
+        example numbers, not of their content."""
+        digest = xxhash.xxh3_128()
+        for start, blocks in zip(self.file_rows.tolist(), self.files, strict=False):
+            if start < row and blocks.rows:
+                digest.update(f"{start} {blocks.file.url.rpartition('/')[2]}\n".encode())
+        return digest.hexdigest()
+
+    def to_json(self) -> str:
+        """Return the index as JSON text."""
+        files = [
+            {
+                "url": blocks.file.url,
+                "size_bytes": blocks.file.size_bytes,
+                "version": blocks.file.version,
+                "first_rows": blocks.first_rows.tolist(),
+                "starts": blocks.starts.tolist(),
+                "digests": blocks.digests.tolist(),
+            }
+            for blocks in self.files
+        ]
+        return json.dumps({"daskps_row_index": 2, "files": files})
+
+    @staticmethod
+    def from_json(text: str) -> RowIndex:
+        """Return the index that `to_json` wrote. Raise DataError for another version."""
+        value = json.loads(text)
+        if not isinstance(value, dict) or value.get("daskps_row_index") != 2:
+            raise DataError("this is not a row index of version 2; build it again")
+        return RowIndex(
+            [
+                FileBlocks(
+                    DataFile(item["url"], item["size_bytes"], item["version"]),
+                    np.array(item["first_rows"], np.int64),
+                    np.array(item["starts"], np.int64),
+                    np.array(item["digests"], np.uint64),
+                )
+                for item in value["files"]
+            ]
+        )
+
+    def check_files(self, files: Sequence[DataFile]) -> None:
+        """Raise DataError if the index is not of exactly these files."""
+        for old, new in itertools.zip_longest((blocks.file for blocks in self.files), files):
+            if old != new:
+                raise DataError(f"the row index knows {old}, the data set has {new}: it changed; build the index again")
 
 
 class BlockFile(Protocol):
-    """One open file."""
+    """Interface of an open file."""
 
     def fetch(self, block: int) -> Any:
-        """The payload of a block; fastest when blocks are asked for in order."""
+        """Return the payload of a block: text or a table. Fastest if blocks are fetched in order."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class Parser(Protocol):
-    """Turns payloads into pieces of a batch. It has no state, so any number of threads may parse."""
+    """Interface of a parser, which turns payloads into pieces of a batch. It has no state, so any number of threads may
+    use it."""
 
     @property
     def shape(self) -> Shape:
-        """What a piece of a batch needs room for."""
+        """Return which arrays a piece of a batch needs, and their sizes per example."""
 
     @property
     def task_rows(self) -> int:
-        """The most rows that one thread should take at once."""
+        """Return the largest number of examples that one thread should parse at once."""
 
     def prepare(self, payload: Any) -> Any:
-        """What can be done once for a block, in the background."""
+        """Do the work that is needed once per block, in the background, and return the payload for `parse`."""
 
     def most_keys(self, payload: Any, part: Part) -> int:
-        """No fewer than the keys that the rows of `part` give."""
+        """Return an upper bound for the number of keys in the examples of `part`."""
 
     def parse(self, payload: Any, part: Part, out: Piece) -> int:
-        """Fill `out` from the rows of `part`; returns the number of keys."""
+        """Parse the examples of `part` into `out`. Return the number of keys."""
 
     def origin(self, file: DataFile, first_row: int) -> Origin:
-        """How to name the rows from `first_row` of `file` in messages."""
+        """Return the location of example `first_row` of `file` and the following ones, for messages."""
 
 
 class Format(Protocol):
-    """One way in which rows are kept."""
+    """Interface of an input format: how files are listed, indexed, opened and parsed."""
 
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
-        """How many blocks may be fetched at the same time: 1 where a decoder goes through a file in order."""
+        """Return how many blocks may be fetched at the same time: 1 if a decoder must go through a file in order."""
 
     @property
     def blocks_ahead(self) -> int:
-        """How many blocks may wait in memory: many of text, few where a block is a whole row group."""
+        """Return how many prefetched blocks may wait in memory: many of text, few if a block is a whole row group."""
 
     def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
-        """The most that `columns` of one block of the file take; 0 where nobody knows before it is there."""
+        """Return an upper bound of the bytes of `columns` in one block of the file; 0 if unknown before the fetch."""
 
     def list(self, urls: Sequence[str]) -> list[DataFile]:
-        """The files in their global order."""
+        """Return the files in their global order."""
 
     def index(self, file: DataFile) -> FileBlocks:
-        """Count the rows of `file`, block by block."""
+        """Find the blocks of `file` and count their examples."""
 
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> BlockFile:
-        """Open an indexed file of which `columns` will be needed."""
+        """Open an indexed file, to read `columns`."""
+
+    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], Any]) -> int:
+        """Return a digest of the first `row` examples (at least one) of a file, to detect changes. It does not depend
+        on where the file is stored. `fetch` returns a block of the file."""
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> Parser:
-        """Resolve the schema against the files' columns; a schema that does not fit is refused here."""
+        """Return a parser for the schema. Raise ConfigError if the schema does not fit the columns of the files."""

@@ -1,7 +1,18 @@
 // Keys of single values and of buckets; the parsers inline the same functions.
-#include "numbers.cuh"
+#include "slot.cuh"
 
 NATIVE(uint64_t, data_xxh64, const uint8_t* bytes, int64_t size, uint64_t seed) { return xxh64(bytes, size, seed); }
+
+// The text that key rule 2 hashes for a value, into `room` (24,) where it is another one. Returns its size, or -1 where
+// it is the value itself.
+NATIVE(int64_t, data_respell, const uint8_t* bytes, int64_t size, uint8_t* room) {
+    const uint8_t *p = bytes, *end = bytes + size;
+    uint8_t text[24];
+    if (size && may_be_respelled(p, size)) respell(&p, &end, text);
+    if (p == bytes) return -1;
+    __builtin_memcpy(room, p, (size_t)(end - p));
+    return end - p;
+}
 
 // The keys of SP0, SP1, SP2 and of buckets 0 .. count - 1 of one slot: what `bucket_key` looks up.
 NATIVE(void, data_bucket_keys, int64_t count, uint64_t seed, uint64_t* keys) {

@@ -20,6 +20,7 @@ enum Reason {
     MISSING_VALUE = 9,
     BAD_WEIGHT = 10,
     UNEVEN_WEIGHTS = 11,
+    COMMENT = 12,  // no example, but not bad either
 };
 
 DEVICE bool is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }

@@ -1,10 +1,12 @@
-"""The global order of the data and what each node takes of it: epochs, shuffled windows, steps, slices.
+"""Global order of the examples, and the part of it that each node reads: passes, shuffled windows, steps, slices.
 
-A position is one global row number: row p of epoch e has the number e * rows + p, so the order goes on through the
-epochs and only the last step of a run may be short. Shuffling permutes fixed windows of rows by (seed, epoch, window).
-Step s is the rows [origin + s * B, origin + (s + 1) * B); node r takes the r-th contiguous slice of it, device m the
-m-th part of that. Slices are cut between blocks of examples counted from the step's start, so every block has the same
-examples whatever the number of nodes and devices.
+A position is a global example number. Example p of pass e has the number e * rows + p, where `rows` is the number of
+examples in the data. So numbers continue from one pass to the next, and only the last step of a run may be short.
+Shuffling permutes the examples within fixed windows, by (seed, pass, window).
+
+Step s is the examples [origin + s * B, origin + (s + 1) * B). Node r takes the r-th contiguous slice of a step, and
+device m the m-th part of that slice. Slices are cut only between blocks of examples, counted from the step's start. So
+every block has the same examples for any number of nodes and devices.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskps.backend.native import library
+from daskps.device.native import library
 from daskps.errors import ConfigError, DataError
 from daskps.types import Int64s
 
@@ -22,10 +24,10 @@ _MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How often the data is read, and how its rows are shuffled."""
+    """Settings of the global order: the number of passes over the data, and how examples are shuffled."""
 
-    epochs: int = 1
-    shuffle_rows: int = 0  # rows of a window; 0: the order of the files
+    epochs: int = 1  # passes over the data
+    shuffle_rows: int = 0  # examples per shuffled window; 0: no shuffling, the order of the files
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -33,7 +35,10 @@ class Order:
             raise ConfigError(f"epochs must be at least 1 and shuffle_rows at least 0, got {self}")
 
     def permutation(self, epoch: int, window: int, rows: int) -> Int64s:
-        """(rows,) which row of the window stands at each place."""
+        """Return the shuffled order (rows,) of a window: entry i is the example of the window that is read as number i.
+
+        `epoch` is the number of the pass, `window` that of the window in the pass, `rows` the window's examples.
+        """
         seed = mix64(self.seed ^ mix64(epoch ^ mix64(window + 1)))
         order = np.empty(rows, np.int64)
         library().data_permutation(seed=seed, n=rows, order=order)
@@ -42,14 +47,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How rows become steps, and which part of each step is this node's."""
+    """Division of the examples into steps, and of each step into the slices of nodes and devices."""
 
     minibatch_examples: int  # B, over all nodes and devices
     nodes: int = 1
     rank: int = 0
     devices: int = 1
-    block_examples: int = 256
-    origin_row: int = 0  # where step 0 begins
+    block_examples: int = 256  # slices are cut between blocks of this many examples
+    origin_row: int = 0  # global number of the first example of step 0
 
     def __post_init__(self) -> None:
         least = min(self.minibatch_examples, self.nodes, self.devices, self.block_examples)
@@ -57,44 +62,45 @@ class Steps:
             raise ConfigError(f"steps need positive sizes, a rank below nodes and an origin of at least 0; got {self}")
 
     def count(self, total_rows: int) -> int:
-        """Steps from the origin to `total_rows`; the last may be short."""
+        """Return the number of steps from the origin to example `total_rows`; the last step may be short."""
         return -(-max(total_rows - self.origin_row, 0) // self.minibatch_examples)
 
     def rows(self, step: int, total_rows: int) -> tuple[int, int]:
-        """The global rows [start, stop) of a step, over all nodes."""
+        """Return the global examples [start, stop) of a step, of all nodes together."""
         start = self.origin_row + step * self.minibatch_examples
         return min(start, total_rows), min(start + self.minibatch_examples, total_rows)
 
     def step_at(self, row: int, total_rows: int) -> int:
-        """The step that begins at `row`; at the end of the data, the one after the last, which may have been short."""
+        """Return the step that begins at example `row`. At the end of the data, return the number after the last step,
+        which may have been short. Raise DataError if no step begins there."""
         step, rest = divmod(row - self.origin_row, self.minibatch_examples)
         if rest and row < total_rows:
             raise DataError(
                 f"row {row}, where the snapshot ends, does not begin a step of {self.minibatch_examples} examples; "
-                "the data ended there, with a shorter step, which no more epochs or rows can follow: begin another "
-                "model from this one (start_from)"
+                "the data ended there with a shorter step, and training cannot go on after one, not even with more "
+                "epochs or rows: begin another model from this one (start_from)"
             )
         return step + bool(rest)
 
     def slice(self, step: int, total_rows: int) -> tuple[int, int]:
-        """The global rows [start, stop) that this node takes of a step; it may be empty."""
+        """Return this node's slice of a step as global examples [start, stop); it may be empty."""
         start, stop = self.rows(step, total_rows)
         cuts = cut_blocks(stop - start, self.nodes, self.block_examples)
         return start + cuts[self.rank], start + cuts[self.rank + 1]
 
     def device_starts(self, examples: int) -> list[int]:
-        """(devices + 1) where each device's part of a slice of `examples` begins."""
+        """Return where each device's part begins in a slice of `examples` examples: (devices + 1) numbers."""
         return cut_blocks(examples, self.devices, self.block_examples)
 
 
 def cut_blocks(examples: int, parts: int, block_examples: int) -> list[int]:
-    """(parts + 1) ends of nearly equal parts of `examples`, each but the last of whole blocks."""
+    """Return the (parts + 1) bounds of nearly equal parts of `examples`; each part but the last has whole blocks."""
     blocks = -(-examples // block_examples)
     return [min(blocks * part // parts * block_examples, examples) for part in range(parts + 1)]
 
 
 def mix64(x: int) -> int:
-    """The mix of the kernels' dialect, for single numbers."""
+    """Return the 64-bit hash of one number, as `mix64` in the kernels computes it."""
     x &= _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK

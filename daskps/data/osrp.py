@@ -1,13 +1,13 @@
-"""OP+OSRP: one permutation and one sign random projection, as a transform of a stream of batches.
+"""OP+OSRP feature hashing (one permutation + one sign random projection), as a transform of batches.
 
-In: batches whose keys are columns of a huge sparse matrix, 0 .. columns - 1, and whose weights are its values (1 where
-a batch has none). Out: batches of binary features with keys in 0 .. 2k - 1, k being the number of bins.
+Input: batches whose keys are the columns 0 .. columns - 1 of a huge sparse matrix, and whose weights are the values of
+that matrix (1 if a batch has no weights). Output: batches of binary features with keys 0 .. 2k - 1, for k bins.
 
-The columns are permuted once and cut into k equal bins. Each column has a random sign; in each bin an example's values
-are added up with their signs. The sum's own sign becomes two binary dimensions: [0 1] if it is positive (key
+The columns are permuted once and cut into k equal bins. Each column has a random sign. In each bin, the values of an
+example are added with these signs. The sign of the sum becomes two binary dimensions: [0 1] if it is positive (key
 2 * bin + 1), [1 0] if it is negative (key 2 * bin), [0 0] if it is zero (no key). The permutation is a keyed bijection
-of [0, columns) and the signs are hashes, so nothing is stored, whatever the number of columns. Sums are exact: neither
-the order of an example's keys nor threads nor the machine change a bit. A bag's keys come out in rising order.
+of [0, columns) and the signs are hashes, so nothing is stored, for any number of columns. Sums are exact: the order of
+an example's keys, the number of threads and the machine do not change a bit. The keys of a bag are ascending.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskps.backend.native import library
-from daskps.backend.pool import ComputePool
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch, Int64s, Keys
 
 
 @dataclass(frozen=True, slots=True)
 class Osrp:
-    """One hashing; equal settings hash equally for ever."""
+    """Settings of OP+OSRP. Equal settings give equal hashes in all versions."""
 
     bins: int  # k
     columns: int = 2**64
     seed: int = 0
-    per_slot: bool = False  # each slot a vector of its own, to its own 2k dimensions; else all slots one vector
+    per_slot: bool = False  # True: each slot is hashed alone, to its own 2k dimensions; False: all slots together
 
     def __post_init__(self) -> None:
         if not 1 <= self.columns <= 2**64:
@@ -43,11 +43,12 @@ class Osrp:
             raise ConfigError(f"the seed is a 64-bit number without a sign, got {self.seed}")
 
     def dimensions(self, slots: int) -> int:
-        """Number of binary dimensions that examples of `slots` slots are hashed to."""
+        """Return the number of binary dimensions after hashing, for examples with `slots` slots."""
         return 2 * self.bins * (slots if self.per_slot else 1)
 
     def apply(self, batch: Batch, pool: ComputePool | None = None) -> Batch:
-        """The hashed batch: one slot, or as many as before if `per_slot`; labels and dense features are passed on."""
+        """Return the hashed batch. It has one slot, or with `per_slot` as many as before. Labels and dense features
+        stay the same."""
         slots = batch.slots if self.per_slot else 1
         if self.dimensions(slots) > 2**64:
             raise ConfigError(f"{slots} slots of {self.bins} bins need more than 2**64 keys; use fewer bins")
@@ -67,7 +68,8 @@ class Osrp:
         return dataclasses.replace(batch, slots=slots, keys=np.concatenate(parts), offsets=offsets, weights=None)
 
     def _hash(self, batch: Batch, slots: int, first_bag: int, stop_bag: int, counts: Int64s) -> Keys:
-        """The keys of bags [first_bag, stop_bag); their numbers go into `counts` (all bags,)."""
+        """Return the hashed keys of bags [first_bag, stop_bag), and write the number of keys of each bag to `counts`
+        (one entry for each bag of the batch)."""
         stride = batch.slots // slots
         offsets = batch.offsets[first_bag * stride : stop_bag * stride + 1]
         largest = int(np.diff(offsets[::stride]).max(initial=0))

@@ -1,13 +1,13 @@
-"""Parquet: columns as slots, list columns as multi-valued slots, floats as dense features. A row group is a block.
+"""Parquet files: columns as slots, list columns as multi slots, floats as dense features. Each row group is one block.
 
-In: files written by anything. Out: Arrow tables of the needed columns. Row counts come from the footers, so the index
-costs next to nothing. Text columns are read as dictionaries: each distinct value is hashed once a row group.
+Input: Parquet files of any writer. Output: Arrow tables of the needed columns. The index takes the row counts from the
+footers, so it is cheap. Text columns are read as dictionaries: each distinct value is hashed once per row group.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,45 +18,53 @@ import pyarrow.parquet as pq
 
 from daskps.data.columns import ColumnParser, check_types, needed, types_of
 from daskps.data.files import DataFile, is_local, list_files
-from daskps.data.index import FileBlocks
-from daskps.data.schema import Schema
+from daskps.data.format import FileBlocks
+from daskps.data.schema import Schema, hash_bytes
 from daskps.errors import DataError
 
-DECODING = 1.5  # times what a column of a row group takes, while it is decoded and laid open
+DECODING = 1.5  # memory while a column of a row group is decoded and prepared, as a multiple of its size
 
 
 @dataclass(frozen=True, slots=True)
 class Parquet:
-    """The format. `threads` lets pyarrow decode the columns of a row group side by side."""
+    """Format of Parquet files. With `threads`, pyarrow decodes the columns of a row group in parallel."""
 
     threads: bool = True
     blocks_ahead: ClassVar[int] = 2
 
     def list(self, urls: Sequence[str]) -> list[DataFile]:
-        """The files in their global order."""
+        """Return the files in their global order."""
         return list_files(urls)
 
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
-        """One: pyarrow's own threads decode."""
+        """Return 1: pyarrow decodes a row group with its own threads."""
         return 1
 
     def index(self, file: DataFile) -> FileBlocks:
-        """The rows of every row group, from the footer."""
+        """Read the number of examples of every row group from the footer."""
         rows = _footer(file)[1]
-        return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64))
+        digests = np.array([_footer_digest(file)], np.uint64)
+        return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64), digests)
 
     def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
-        """The largest row group as the footer describes it, decoded."""
+        """Return the decoded bytes of the largest row group, estimated from the footer."""
         sizes = _footer(blocks.file)[2]
         return sum(sizes.get(name, 0) for name in columns)
 
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> ParquetBlocks:
-        """Open an indexed file."""
+        """Open an indexed file, to read `columns`."""
         return ParquetBlocks(blocks, columns, self.threads)
 
+    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], pa.Table]) -> int:
+        """Return the digest of size and footer of the whole file; a Parquet file cannot grow, so `row` does not matter.
+        It is weaker than the digest of text: it misses changed values that leave the offsets, sizes and statistics of
+        all column chunks the same."""
+        return int(blocks.digests[0])
+
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> ColumnParser:
-        """Resolve the schema against the columns of every file."""
+        """Return a parser. Raise ConfigError if the schema does not fit the columns of a file."""
         for file in files:
+            schema.check_columns(_footer(file)[3], file.url)  # types by name would hide duplicates
             check_types(schema, _footer(file)[0], file.url)
         return ColumnParser(schema, hash_seed)
 
@@ -71,9 +79,20 @@ def _open(file: DataFile, dictionaries: list[str] | None = None) -> pq.ParquetFi
         raise DataError(f"{file.url} is not a whole Parquet file: {error}. Fetch it again") from error
 
 
+def _footer_digest(file: DataFile) -> int:
+    """Return the digest of the file's size and the bytes of its footer."""
+    fs, path = fsspec.core.url_to_fs(file.url)
+    with fs.open(path, "rb") as opened:
+        opened.seek(-8, 2)
+        size = int.from_bytes(opened.read(4), "little")
+        opened.seek(-8 - size, 2)
+        return hash_bytes(opened.read(size), file.size_bytes)
+
+
 @functools.lru_cache(maxsize=4096)
-def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...], dict[str, int]]:
-    """Types of the columns, rows of the row groups, most bytes of each column; kept: schema, index and reader ask."""
+def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...], dict[str, int], tuple[str, ...]]:
+    """Return from the footer: column types, rows per row group, the most decoded bytes of each column in a row group,
+    and the names of all columns, with duplicates. Cached, because schema, index and reader need it."""
     with _open(file) as opened:
         metadata = opened.metadata
         rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
@@ -82,23 +101,23 @@ def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...], di
             for column in map(group.column, range(group.num_columns)):
                 name, _, inner = column.path_in_schema.partition(".")
                 values = max(8 * column.num_values, column.total_uncompressed_size)
-                size = int(DECODING * values) + (12 * group.num_rows if inner else 0)  # lists: where each row's begin
+                size = int(DECODING * values) + (12 * group.num_rows if inner else 0)  # lists: offsets
                 sizes[name] = max(sizes.get(name, 0), size)
-        return types_of(opened.schema_arrow), rows, sizes
+        return types_of(opened.schema_arrow), rows, sizes, tuple(opened.schema_arrow.names)
 
 
 class ParquetBlocks:
-    """One open file, row group by row group."""
+    """Open Parquet file, read by row group."""
 
     def __init__(self, blocks: FileBlocks, columns: Sequence[str], threads: bool) -> None:
         self._blocks, self._columns, self._threads = blocks, list(columns), threads
-        types, rows, _ = _footer(blocks.file)
+        types, rows = _footer(blocks.file)[:2]
         if np.any(np.diff(blocks.first_rows) != np.array(rows)):
             raise DataError(f"{blocks.file.url} changed since it was indexed; build the index again")
         self._file = _open(blocks.file, needed(self._columns, types))
 
     def fetch(self, block: int) -> pa.Table:
-        """The needed columns of a row group."""
+        """Return the needed columns of row group `block` as an Arrow table."""
         try:
             return self._file.read_row_group(block, columns=self._columns, use_threads=self._threads)
         except (OSError, pa.ArrowException) as error:

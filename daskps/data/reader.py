@@ -1,52 +1,95 @@
-"""The reader: any range of the global order as one `Batch`, fast in order and exact anywhere.
+"""Reader: returns any range of the global order of examples as one `Batch`. Any order works; reading forward is fast.
 
-In: the row index, a format with its parser, the compute pool. Out: batches. Blocks are fetched (and decompressed) ahead
-in the background; parsing runs in the pool, a block a task. A reader belongs to one thread at a time.
+Input: a `Source` (files, format, schema). Output: batches. The next blocks are fetched and decoded in the background.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import fsspec
 import numpy as np
+import xxhash
 
-from daskps.backend.pool import ComputePool
-from daskps.backend.recycle import Recycler
-from daskps.data.ahead import ReadAhead
 from daskps.data.bad import BadRowPolicy, BadRows, Origin
-from daskps.data.batches import concatenate, gather
-from daskps.data.format import BlockFile, Format, Parser
-from daskps.data.index import Part, RowIndex
+from daskps.data.batches import Piece, allocate, as_batch, concatenate, gather, join, scale_logs
+from daskps.data.files import DataFile
+from daskps.data.format import BlockFile, FileBlocks, Format, Parser, Part, RowIndex
 from daskps.data.order import Order, Steps
-from daskps.data.piece import Piece, allocate, as_batch, join, scale_logs
+from daskps.data.schema import Schema
+from daskps.device.memory import BufferPool
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch, Int64s
 
-RECYCLED_BYTES = 1 << 30  # kept at most while no batch uses them
-TASKS_PER_CORE = 4  # parsed between two looks at the fetched blocks
-ANY_BYTES = 1 << 62
+Name = TypeVar("Name")
+Payload = TypeVar("Payload")
 
-Range = tuple[int, int]
+
+class ReadAhead(Generic[Name, Payload]):
+    """Prefetcher of blocks: at most `depth` payloads are in progress or waiting. The payload taken last is kept,
+    because the next range often starts inside it."""
+
+    def __init__(self, fetch: Callable[[Name], Payload], depth: int, threads: int) -> None:
+        self._fetch = fetch
+        self._depth = depth
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="daskps-fetch")
+        self._waiting: dict[Name, Future[Payload]] = {}
+        self._last: tuple[Name, Payload] | None = None
+
+    def take(self, wanted: Sequence[Name], next_wanted: Sequence[Name] = ()) -> Iterator[Payload]:
+        """Yield the payload of every name in `wanted`, then start to fetch the names in `next_wanted`."""
+        names = [*wanted, *next_wanted]
+        for name in self._waiting.keys() - set(names):
+            self._waiting.pop(name).cancel()
+        for number, name in enumerate(wanted):
+            if self._last is None or self._last[0] != name:
+                self._begin(names[number : number + self._depth])
+                self._last = (name, self._waiting.pop(name).result())
+            yield self._last[1]
+        self._begin([name for name in next_wanted[: self._depth] if self._last is None or name != self._last[0]])
+
+    def _begin(self, names: Sequence[Name]) -> None:
+        for name in names:
+            if name not in self._waiting:
+                # Copy the caller's context, so that the fetch finds a Dask client that is current only there.
+                self._waiting[name] = self._threads.submit(copy_context().run, self._fetch, name)
+
+    def close(self) -> None:
+        """Stop fetching."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._waiting.clear()
+        self._last = None
+
+
+RECYCLED_BYTES = 1 << 30  # limit of the free memory kept for later batches
+TASKS_PER_CORE = 4  # blocks per core that are parsed together
+ANY_BYTES = 1 << 62  # no limit
+
+Range = tuple[int, int]  # global examples [start, stop)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Window:
-    """A shuffled window in memory, in the order of the files."""
+    """Window of examples in memory: `batch` in the order of the files, and `order`, the shuffled order."""
 
-    epoch: int
-    number: int
+    epoch: int  # number of the pass
+    number: int  # of the window in the pass
     batch: Batch
     order: Int64s
-    bad: dict[int, int]  # status of rows that are to be skipped: nodes share a window, and each counts those it takes
+    bad: dict[int, int]  # status by example; several nodes read the same window, and each counts only what it takes
 
 
 class Reader:
-    """Open data. `rows` counts the rows of all epochs."""
+    """Reader of indexed data. `rows` is the number of examples of all passes together."""
 
     def __init__(
         self,
@@ -68,32 +111,35 @@ class Reader:
         self._opening = threading.Lock()
         threads = format.fetch_threads([blocks.file for blocks in index.files])
         self._block_bytes = max((format.most_block_bytes(blocks, columns) for blocks in index.files), default=0)
-        most = max(2, blocks_bytes // max(1, self._block_bytes))  # blocks in memory: those parsed now, those ahead
+        most = max(2, blocks_bytes // max(1, self._block_bytes))  # blocks in memory: being parsed, and prefetched
         self._blocks_ahead = min(format.blocks_ahead, max(1, most // 3))
         self._parsed_blocks = min(pool.cores * TASKS_PER_CORE, most - self._blocks_ahead)
         self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, self._blocks_ahead, threads)
         self._window: _Window | None = None
-        self._recycler = Recycler(RECYCLED_BYTES)
+        self._digested: tuple[int, BlockFile] | None = None  # number and open file of the last digest
+        self._recycler = BufferPool(RECYCLED_BYTES)
 
     @property
     def held_bytes(self) -> int:
-        """The most that blocks take at once."""
+        """Return an upper bound of the bytes that fetched blocks take at the same time."""
         there = sum(len(blocks.first_rows) - 1 for blocks in self.index.files)
         return min(there, self._parsed_blocks + self._blocks_ahead) * self._block_bytes
 
     def bound(self, batches_bytes: int) -> None:
-        """Keep no memory for later batches that with those in use would be more than `batches_bytes`."""
+        """Limit the memory of batches, in use and kept for later ones, to `batches_bytes`: memory beyond it is not kept
+        for reuse."""
         self._recycler.total_bytes = batches_bytes
 
     def read(self, start: int, stop: int) -> Batch:
-        """Global rows [start, stop)."""
+        """Return the global examples [start, stop) as one batch."""
         return self._read_ranges([(start, stop)], [(stop, 2 * stop - start)])
 
     def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
-        """This node's slices of steps [first, last) as one batch, and where each begins in it (steps + 1 numbers).
+        """Return this node's slices of steps [first_step, last_step) as one batch, and where each slice begins in it
+        (steps + 1 numbers).
 
-        `first_row` of the batch is the global row of its first example; later slices follow with gaps where other
-        nodes' slices are.
+        `first_row` of the batch is the global number of its first example. The numbers of later slices have gaps, where
+        the slices of other nodes are.
         """
         steps = self.steps
         if steps is None:
@@ -109,8 +155,29 @@ class Reader:
         starts = np.cumsum([0, *(stop - start for start, stop in ranges)])
         return batch, starts.astype(np.int64)
 
+    def data_before(self, row: int) -> str:
+        """Return a digest of the data before example `row` of a pass. One thread at a time may call it, also while
+        another thread reads.
+
+        It needs the block that contains `row`; a compressed file is decoded up to there, unless an earlier call did so.
+        """
+        digest = xxhash.xxh3_128()
+        for number, blocks in enumerate(self.index.files):
+            rows = min(row - int(self.index.file_rows[number]), blocks.rows)
+            if rows > 0:
+                found = self._format.digest(blocks, rows, partial(self._fetch_for_digest, number))
+                digest.update(f"{rows} {found:x}\n".encode())
+        return digest.hexdigest()
+
+    def _fetch_for_digest(self, number: int, block: int) -> Any:
+        if self._digested is None or self._digested[0] != number:
+            if self._digested is not None:
+                self._digested[1].close()
+            self._digested = number, self._format.open(self.index.files[number], self._columns)
+        return self._digested[1].fetch(block)
+
     def batches(self, examples: int, start: int = 0) -> Iterator[Batch]:
-        """The global order from row `start` in batches of `examples`."""
+        """Yield all examples from number `start` on, in batches of `examples`."""
         for row in range(start, self.rows, examples):
             yield self.read(row, min(row + examples, self.rows))
 
@@ -126,7 +193,7 @@ class Reader:
         return self._read_parts(parts, list(itertools.islice(later, self._blocks_ahead)), first_row)
 
     def _parts(self, start: int, stop: int) -> Iterator[Part]:
-        """Parts of blocks for global rows, epoch by epoch."""
+        """Yield the global examples [start, stop) as parts of blocks, pass by pass."""
         size = self.index.rows
         while start < stop:
             epoch = start // size
@@ -135,7 +202,7 @@ class Reader:
             start = end
 
     def _read_shuffled(self, ranges: Sequence[Range], first_row: int) -> Batch:
-        """Every window that the ranges touch is read whole, once while it is needed, and its examples gathered."""
+        """Read every window that the ranges touch as a whole, once, and gather the wanted examples from it."""
         size, window_rows = self.index.rows, self.order.shuffle_rows
         gathered: list[Batch] = []
         for start, stop in ranges:
@@ -153,7 +220,7 @@ class Reader:
 
     def _load_window(self, epoch: int, number: int) -> _Window:
         if self._window is None or (self._window.epoch, self._window.number) != (epoch, number):
-            self._window = None  # two windows at once would double what they take
+            self._window = None  # free it first: two windows would take twice the memory
             start = number * self.order.shuffle_rows
             stop = min(start + self.order.shuffle_rows, self.index.rows)
             after = self.index.parts(stop, min(stop + self.order.shuffle_rows, self.index.rows))
@@ -164,18 +231,19 @@ class Reader:
         return self._window
 
     def _count(self, window: _Window, taken: Int64s) -> None:
-        """Rows of a window, of which some may be bad."""
+        """Count the examples `taken` from a window, and the bad ones among them."""
         self.bad_rows.rows += len(taken)
         first = window.number * self.order.shuffle_rows
         for row in np.intersect1d(taken, np.fromiter(window.bad, np.int64)).tolist() if window.bad else ():
             (part,) = self.index.parts(first + row, first + row + 1)
-            self.bad_rows.rows -= 1  # it is counted there
+            self.bad_rows.rows -= 1  # `examine` counts it
             self.bad_rows.examine(np.array([window.bad[row]], np.int32), self._origin(part))
 
     def _read_parts(
         self, parts: Sequence[Part], following: Sequence[Part], first_row: int, bad: dict[int, int] | None = None
     ) -> Batch:
-        """Rows in the order of the files. With `bad`, the status of bad ones goes there, to be counted later."""
+        """Read parts in the order of the files as one batch. If `bad` is given, the status of bad examples is stored
+        there and counted later."""
         shape, rows = self._parser.shape, sum(part.rows for part in parts)
         whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
         pieces: list[Piece] = []
@@ -214,7 +282,7 @@ class Reader:
         return self._parser.origin(blocks.file, int(blocks.first_rows[part.block]) + part.first)
 
     def _fetch(self, name: tuple[int, int]) -> Any:
-        """Runs in the background. Only the files at hand stay open."""
+        """Fetch and prepare a block; runs in the background. Only this file and its neighbours stay open."""
         file, block = name
         with self._opening:
             opened = self._files.get(file)
@@ -225,11 +293,14 @@ class Reader:
         return self._parser.prepare(opened.fetch(block))
 
     def close(self) -> None:
-        """Stop fetching and let go of the files."""
+        """Stop fetching and close the files."""
         self._ahead.close()
         for file in self._files.values():
             file.close()
         self._files.clear()
+        if self._digested is not None:
+            self._digested[1].close()
+            self._digested = None
         self._window = None
 
     def __enter__(self) -> Reader:
@@ -253,3 +324,62 @@ def _blocks(parts: Sequence[Part]) -> list[tuple[int, int]]:
 def _split(part: Part, most_rows: int) -> Iterator[Part]:
     for first in range(part.first, part.last, most_rows):
         yield Part(part.file, part.block, first, min(first + most_rows, part.last))
+
+
+IN_ORDER = Order()
+STRICT = BadRowPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Description of a data set: files, format and schema."""
+
+    urls: Sequence[str]  # files, globs or directories, on any file system of fsspec
+    format: Format
+    schema: Schema
+    hash_seed: int = 0  # of the job; another seed gives other keys
+    bad_rows: BadRowPolicy = STRICT
+
+    def index(self, threads: int = 1, cache_url: str = "") -> RowIndex:
+        """Count the examples of every block and return the index. It is stored at `cache_url` if given; files that did
+        not change since are not read again."""
+        files = self.format.list([self.urls] if isinstance(self.urls, str) else self.urls)
+        self.format.parser(self.schema, self.hash_seed, files)  # report a wrong schema before reading all files
+        known = _cached(cache_url)
+        with ThreadPoolExecutor(threads, thread_name_prefix="daskps-index") as pool:
+            # Copy the caller's context, so that a data frame finds a Dask client that is current only there.
+            futures = [pool.submit(copy_context().run, self._blocks, file, known) for file in files]
+            index = RowIndex([future.result() for future in futures])
+        if cache_url:
+            with fsspec.open(cache_url, "w") as out:
+                out.write(index.to_json())
+        return index
+
+    def _blocks(self, file: DataFile, known: dict[DataFile, FileBlocks]) -> FileBlocks:
+        return known.get(file) or self.format.index(file)
+
+    def open(
+        self,
+        index: RowIndex,
+        pool: ComputePool,
+        order: Order = IN_ORDER,
+        steps: Steps | None = None,
+        blocks_bytes: int = ANY_BYTES,
+    ) -> Reader:
+        """Open a reader of the global order. `steps` is needed only for `read_steps`. Fetched blocks take at most
+        `blocks_bytes`, but at least two blocks are always allowed."""
+        files = sorted(index.files, key=lambda blocks: blocks.rows == 0)[:1]  # `index` has checked them all
+        parser = self.format.parser(self.schema, self.hash_seed, [blocks.file for blocks in files])
+        columns = self.schema.columns
+        return Reader(index, self.format, parser, columns, pool, order, steps, self.bad_rows, blocks_bytes)
+
+
+def _cached(cache_url: str) -> dict[DataFile, FileBlocks]:
+    """Return the blocks of every file in the cached index. A `DataFile` includes size and version, so a file that
+    changed is not found in it."""
+    if not cache_url:
+        return {}
+    fs, path = fsspec.core.url_to_fs(cache_url)
+    if not fs.exists(path):
+        return {}
+    return {blocks.file: blocks for blocks in RowIndex.from_json(fs.cat_file(path).decode()).files}

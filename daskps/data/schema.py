@@ -1,38 +1,50 @@
-"""What a job reads from its data: slots of keys, dense features, label and weight, each with its source column.
+"""Schema of a job's data: slots, dense features, label and example weight; and the rules that turn values into keys.
 
-In: plain values from a job's settings. Out: a checked `Schema`, which every format resolves against its own columns.
-In slotted text (libffm, multi-slot) a column is the name written before the colon.
+A key is the XXH64 hash of the value's bytes, with a seed that depends on the job's hash seed and the slot's name. Key
+rule 1 hashes the text of a value, or the decimal digits of an integer. Key rule 2, the default, also maps equal numbers
+in different spellings to one key: whole floats become integers and booleans become 1 or 0, also in text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from decimal import Context, Decimal
+from typing import Any, Literal
 
-from daskps.errors import ConfigError
+import numpy as np
+import numpy.typing as npt
+
+from daskps.device.native import library
+from daskps.errors import ArgumentError, ConfigError
+from daskps.types import Int64s, Keys
+from daskps.version import KEY_RULE
 
 SlotKind = Literal["categorical", "integer", "multi"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One feature field.
+    """One feature field. `kind` is one of:
 
-    categorical: one value, hashed with its slot; an integer column hashes its decimal text, so 7 and "7" are one key.
-    integer: bucketised as Criteo models do: x > 2 falls into bucket floor(log(x)^2), a smaller one stands for itself.
+    categorical: one value, hashed with its slot. An integer column hashes the decimal text, so 7 and "7" are one key.
+    With key rule 2, 7.0 and "7.0" are the same key as 7, and True and "True" the same key as 1.
+    integer: an integer in buckets, as in Criteo models: x > 2 is in bucket floor(log(x)^2), every smaller value has a
+    bucket of its own.
     multi: any number of values: a list column, or in delimited text values between `separator`.
     """
 
     name: str
-    column: str = ""  # where it is read from; empty: the slot's name
+    column: str = ""  # column to read; empty: the slot's name
     kind: SlotKind = "categorical"
-    raw: bool = False  # the integer itself is the key; negative ones in two's complement
-    missing: Literal["auto", "key", "none"] = "auto"  # an absent value: a key of its own, or no key
+    raw: bool = False  # the integer itself is the key, without hashing; negative ones in two's complement
+    missing: Literal["auto", "key", "none"] = "auto"  # an absent value gives: "key" a key of its own, "none" no key
     separator: str = "|"  # between the values of a multi slot in delimited text
-    weights: str = ""  # list column that runs beside a multi slot (Parquet, data frames)
-    table: str = ""  # for the model; the reader does not look at it
-    dimension: int | None = None  # for the model, too
+    weights: str = ""  # list column with one weight per value of a multi slot (Parquet, data frames)
+    table: str = ""  # for the model; the reader ignores it
+    dimension: int | None = None  # embedding dimension, for the model; the reader ignores it
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -53,22 +65,23 @@ class Slot:
 
     @property
     def source(self) -> str:
-        """The column this slot is read from."""
+        """Return the name of the column that this slot is read from."""
         return self.column or self.name
 
     @property
     def missing_key(self) -> bool:
-        """Whether an absent value becomes a key of its own: by default where there is exactly one hashed value."""
+        """Return True if an absent value becomes a key of its own. By default it does if the slot has exactly one value
+        and it is hashed."""
         return self.missing == "key" or (self.missing == "auto" and self.kind != "multi" and not self.raw)
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One dense float feature; `log` scales to sign(x) log(1 + |x|), as dense nets on counts want."""
+    """Dense float feature. The scale `log` gives sign(x) log(1 + |x|), which suits dense networks on counts."""
 
     name: str
-    column: str = ""
-    missing: float = 0.0
+    column: str = ""  # column to read; empty: the feature's name
+    missing: float = 0.0  # value of an absent one
     scale: Literal["linear", "log"] = "linear"
 
     def __post_init__(self) -> None:
@@ -79,22 +92,27 @@ class Dense:
 
     @property
     def source(self) -> str:
-        """The column this feature is read from."""
+        """Return the name of the column that this feature is read from."""
         return self.column or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Slots in the order of a batch's bags, dense features in the order of its columns, label and example weight."""
+    """Features of an example: slots in the order of a batch's bags, dense features in the order of its columns, label
+    and example weight."""
 
     slots: tuple[Slot, ...]
     dense: tuple[Dense, ...] = ()
-    label: str = "label"  # empty: the data has none, every label is 0
-    example_weight: str = ""  # empty: every example weighs 1
+    label: str = "label"  # column; empty: the data has no labels, and every label is 0
+    example_weight: str = ""  # column; empty: every example has weight 1
+    label_needed: bool = True  # if False, an example with an unreadable label is kept, with the label NaN
+    key_rule: int = KEY_RULE  # how values become keys; see the module's docstring
 
     def __post_init__(self) -> None:
         if not self.slots:
             raise ConfigError("a schema needs at least one slot")
+        if self.key_rule not in (1, 2):
+            raise ConfigError(f"key rule {self.key_rule} is not known here; it is 1 or 2. Use a newer daskps")
         names = [slot.name for slot in self.slots]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -102,7 +120,7 @@ class Schema:
 
     @property
     def columns(self) -> list[str]:
-        """Every source column, once, in the order of first use."""
+        """Return every column that is read, once, in the order of first use."""
         lists = [slot.weights for slot in self.slots]
         sources = [slot.source for slot in self.slots] + [dense.source for dense in self.dense]
         named = dict.fromkeys([self.label, *sources, *lists, self.example_weight])
@@ -110,21 +128,38 @@ class Schema:
 
     @property
     def weighted(self) -> bool:
-        """Whether any slot brings weights from a column of its own."""
+        """Return True if a slot has a column of weights."""
         return any(slot.weights for slot in self.slots)
 
     def unlabelled(self) -> Schema:
-        """The same features of data whose labels and example weights are not looked at, be they there or not."""
+        """Return the schema without label and example weight, for data whose labels are absent or ignored."""
         return replace(self, label="", example_weight="")
 
+    def for_prediction(self) -> Schema:
+        """Return the schema for predictions: an example with a bad label is kept, and example weights are ignored."""
+        return replace(self, example_weight="", label_needed=False)
+
     def check_columns(self, there: Iterable[str], where: str) -> None:
-        """Refuse a file that lacks a column, naming every one that is missing."""
+        """Raise ConfigError if a column of the schema is missing or occurs twice in `there`. The message names all such
+        columns; `where` names the data in it."""
         known = list(there)
+        if twice := [column for column in self.columns if known.count(column) > 1]:
+            raise ConfigError(
+                f"{where}: columns of the schema occur more than once: {twice}, so it is not clear which ones to read. "
+                "Rename them in the data, or remove those that are not wanted"
+            )
         absent = [column for column in self.columns if column not in set(known)]
         if absent:
             advice = "the slots' `column` settings"
             if set(absent) <= {self.label, self.example_weight}:
                 advice = "data.label or data.weight; predictions need neither where the data is read as unlabelled"
+            if len(known) == 1 and (sign := next((sign for sign in ";\t|" if sign in known[0]), "")):
+                advice = f"the file: its header has no comma, but {sign!r}; csv is text between commas"
+            if folders := [name for name in absent if f"/{name}=" in where]:
+                advice = (
+                    f"the data: {folders} are in the names of its folders (hive partitions), which are not read as "
+                    "columns; write them into the files"
+                )
             raise ConfigError(
                 f"{where}: the schema names columns that are not there: {absent}; the data has "
                 f"{known if len(known) <= 60 else [*known[:60], '...']}. Correct {advice}"
@@ -135,12 +170,137 @@ CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in 
 
 
 def criteo_schema(dense_integers: bool = False) -> Schema:
-    """Criteo's display advertising layout: 13 integers and 26 categories, 39 slots of one key each.
+    """Return the schema of Criteo's display advertising data: 13 integers and 26 categories, 39 slots of one key each.
 
-    With `dense_integers` the integers are log-scaled dense features instead, as DLRM takes them: 26 slots.
+    With `dense_integers` the integers are log-scaled dense features, as in DLRM, and there are 26 slots.
     """
     integers = CRITEO_COLUMNS[1:14]
     categories = tuple(Slot(name) for name in CRITEO_COLUMNS[14:])
     if dense_integers:
         return Schema(categories, tuple(Dense(name, scale="log") for name in integers))
     return Schema((*(Slot(name, kind="integer") for name in integers), *categories))
+
+
+SMALL_VALUES = 65536  # smaller integers find their bucket in a table, others by binary search
+
+
+def hash_bytes(value: bytes, seed: int) -> int:
+    """Return the XXH64 hash of `value`."""
+    array = np.frombuffer(value, np.uint8)
+    return int(library().data_xxh64(bytes=array, size=len(array), seed=seed))
+
+
+def slot_seed(hash_seed: int, slot: str) -> int:
+    """Return the hash seed for the values of a slot."""
+    return hash_bytes(slot.encode(), hash_seed)
+
+
+def key_of(value: str | bytes | int | float | None, slot: Slot, hash_seed: int = 0, key_rule: int = KEY_RULE) -> int:
+    """Return the key of `value` in `slot`, as readers compute it. None, NaN and the empty text are missing values."""
+    seed = slot_seed(hash_seed, slot.name)
+    if isinstance(value, float) and not math.isnan(value):
+        if not value.is_integer() or abs(value) >= 2**53:
+            raise ArgumentError(f"slot {slot.name!r}: no key for {value!r}: a float must be a whole number < 2**53")
+        value = int(value)
+    elif isinstance(value, bool | np.bool_):
+        value = int(value)
+    if value is None or value in ("", b"") or value != value:
+        if not slot.missing_key:
+            raise ArgumentError(f"slot {slot.name!r} has no key for a missing value")
+        return hash_bytes(b"", seed)
+    text = value if isinstance(value, bytes) else str(value).encode()
+    if key_rule != 1:
+        text = respelled(text)
+    if slot.raw:
+        return int(text) % 2**64
+    if slot.kind == "integer":
+        return hash_bytes(bucket_text(int(text)), seed)
+    return hash_bytes(text, seed)
+
+
+def respelled(text: bytes) -> bytes:
+    """Return the text that key rule 2 hashes for the text of a value, for example ``7`` for ``7.0``."""
+    room = np.empty(24, np.uint8)
+    size = int(library().data_respell(bytes=np.frombuffer(text, np.uint8), size=len(text), room=room))
+    return text if size < 0 else room[:size].tobytes()
+
+
+@functools.cache
+def bucket_bounds() -> Int64s:
+    """Return the smallest integer of every bucket floor(log(x)^2), up to 2^63. They are computed with 30 digits, so
+    that no difference between math libraries moves a boundary.
+    e^sqrt(b) is never an integer for b > 0, so the smallest x with log(x)^2 >= b is the next integer above it.
+    """
+    context = Context(prec=30)
+    bounds = [1]
+    while (bound := int(context.exp(context.sqrt(Decimal(len(bounds))))) + 1) < 2**63:
+        bounds.append(bound)
+    array = np.array(bounds, np.int64)
+    array.flags.writeable = False
+    return array
+
+
+@functools.cache
+def small_buckets() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Return the bucket of every value below SMALL_VALUES; the entries of 0 to 2 are not used."""
+    buckets = np.searchsorted(bucket_bounds(), np.arange(SMALL_VALUES), side="right") - 1
+    array = np.maximum(buckets, 0).astype(np.uint8)
+    array.flags.writeable = False
+    return array
+
+
+def bucket_text(value: int) -> bytes:
+    """Return the text that is hashed for the integer `value`: its bucket, or SP and the value up to 2."""
+    if value <= 2:
+        return b"SP%d" % value
+    return b"%d" % (int(np.searchsorted(bucket_bounds(), value, side="right")) - 1)
+
+
+def bucket_keys(seed: int) -> Keys:
+    """Return the keys of SP0, SP1, SP2 and of every bucket, hashed with `seed`; native parsers look them up here."""
+    keys = np.empty(3 + len(bucket_bounds()), np.uint64)
+    library().data_bucket_keys(count=len(bucket_bounds()), seed=seed, keys=keys)
+    return keys
+
+
+# The struct SlotPlan of slot.cuh.
+_SLOT = np.dtype(
+    [(name, np.int32) for name in "column kind missing_key separator key_rule".split()]
+    + [("seed", np.uint64), ("bucket_keys", np.int64)],
+    align=True,
+)
+HASHED, RAW, BUCKETS = 0, 1, 2  # results of `slot_kind`, as in slot.cuh
+
+
+def slot_kind(slot: Slot) -> int:
+    """Return how a value of `slot` becomes a key: HASHED, RAW or BUCKETS."""
+    return BUCKETS if slot.kind == "integer" else RAW if slot.raw else HASHED
+
+
+class SlotPlan:
+    """Slots as structs for the native parsers; `arguments` has the keyword arguments that all of them take."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        columns: Sequence[int],
+        missing_keys: Sequence[bool],
+        hash_seed: int,
+        key_rule: int,
+    ) -> None:
+        plan: npt.NDArray[Any] = np.zeros(len(slots), _SLOT)
+        tables: list[Keys] = []
+        for number, slot in enumerate(slots):
+            seed, kind = slot_seed(hash_seed, slot.name), slot_kind(slot)
+            separator = ord(slot.separator) if slot.kind == "multi" else -1
+            place = sum(len(table) for table in tables)
+            plan[number] = (columns[number], kind, missing_keys[number], separator, key_rule, seed, place)
+            if kind == BUCKETS:
+                tables.append(bucket_keys(seed))
+        self.arguments: dict[str, Any] = {
+            "slots": plan,
+            "least": bucket_bounds(),
+            "small": small_buckets(),
+            "buckets": len(bucket_bounds()),
+            "bucket_keys": np.concatenate(tables) if tables else np.empty(0, np.uint64),
+        }

@@ -1,25 +1,19 @@
-"""Synthetic CTR data with a known answer: examples of any number, made in parallel, without files and without state.
+"""Synthetic CTR data with known true probabilities, and a reader for it with the same methods as `Reader`.
 
-In: a `Synthetic`, the description. Out: `Batch` values of any range of rows, the true click probability of each row,
-and the AUC and log loss that no model can beat but by luck, because labels are drawn from a hidden model:
+Input: a `Synthetic` (the description of the data), the number of passes, the steps. Output: this node's slices of
+steps, as batches. Examples are computed when they are read; there are no files.
 
-    logit = bias + sum of w(key) over all keys
-                 + sum of <v_s, v_t> over pairs of slots s < t, where v_s is the sum of v(key) over the keys of slot s
-                 + sum of b_j * dense_j
-
-w(key) is bell-shaped and v(key) has 4 dimensions; both are hashes of (seed, key) times a strength by popularity, so
-nothing is stored, and what can be learned sits mostly in keys that a modest sample shows often. The scales are standard
-deviations of the three terms, whatever the number of slots. Without interactions a logistic regression has the right
-form; with them a factorisation machine of 4 or more dimensions has.
-
-Example i depends only on i and the description without `examples`: bits are equal for any threads, ranges, machines.
+Keys of a slot are drawn by rank from a Zipf distribution. Ranks are grouped in octaves: octave j has ranks 2^j to
+2^(j+1) - 1.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,20 +22,103 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from daskps.backend.native import library
-from daskps.backend.pool import ComputePool
-from daskps.data.zipf import OCTAVES, ZipfTable, zipf_strength, zipf_table
-from daskps.errors import ArgumentError, ConfigError
+from daskps.data.batches import concatenate
+from daskps.data.order import Steps
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
+from daskps.errors import ArgumentError, ConfigError, DataError
 from daskps.types import Batch, Floats, Int32s, Int64s, Keys
 
-VECTOR_DIMENSIONS = 4
-_BLOCK_ROWS = 1 << 20  # `best` holds 12 bytes a row, and the keys of no row
+OCTAVES = 65  # ranks go up to 2^64
+_DIRECT_OCTAVES = 8  # up to rank 255 terms are added one by one; above, the Euler-Maclaurin error is below 1e-25
+_DIGITS = 60  # decimal digits of the computation
+
+
+@dataclass(frozen=True, slots=True)
+class ZipfTable:
+    """Tables of a Zipf distribution, for the native sampler."""
+
+    upper: Keys  # (OCTAVES,) 2**64 * P(octave <= j); not read from the last octave on
+    guide: npt.NDArray[np.uint8]  # (256,) lowest possible octave of a random number, by its top 8 bits
+    shares: npt.NDArray[np.float64]  # (OCTAVES,) P(octave)
+    last_octave: int
+    last_ranks: int  # ranks in the last octave
+
+
+@functools.lru_cache(maxsize=1024)
+def zipf_table(ranks: int, exponent: float) -> ZipfTable:
+    """Return the table of `ranks` ranks with `exponent`. It is cached: equal arguments return the same object."""
+    if not 1 <= ranks <= 2**64:
+        raise ConfigError(f"a slot has 1 to 2**64 keys to draw from, got {ranks}")
+    if not 0 <= exponent <= 16:
+        raise ConfigError(f"the Zipf exponent lies in 0 .. 16, got {exponent}; 0 is uniform, 1 is Zipf's own law")
+    last = ranks.bit_length() - 1
+    with localcontext() as context:
+        context.prec = _DIGITS
+        masses = [
+            _octave_mass(2**octave, min(2 ** (octave + 1) - 1, ranks), Decimal(exponent)) for octave in range(last + 1)
+        ]
+        total = sum(masses)
+        upper, below = [], Decimal(0)
+        for mass in masses:
+            below += mass
+            upper.append(min(int(below / total * 2**64), 2**64 - 1))
+        shares = [float(mass / total) for mass in masses]
+    guide = [sum(bound <= top << 56 for bound in upper[:last]) for top in range(256)]
+    table = ZipfTable(
+        np.array(upper + [2**64 - 1] * (OCTAVES - len(upper)), np.uint64),
+        np.array(guide, np.uint8),
+        np.array(shares + [0.0] * (OCTAVES - len(shares)), np.float64),
+        last,
+        ranks - 2**last + 1,
+    )
+    for array in (table.upper, table.guide, table.shares):
+        array.flags.writeable = False  # all callers share the cached table
+    return table
+
+
+@functools.lru_cache(maxsize=1024)
+def zipf_strength(ranks: int, exponent: float, head_keys: int) -> npt.NDArray[np.float64]:
+    """Return the strength of a key's influence on the label, by octave (OCTAVES,): constant up to rank `head_keys` (0:
+    for all ranks), then proportional to popularity**0.5. The mean square over occurrences is 1.
+    """
+    with localcontext() as context:
+        context.prec = _DIGITS
+        head, half = Decimal(head_keys or 2**64), Decimal(exponent) / 2
+        strength = [float(min(Decimal(1), (head / 2**octave)) ** half) for octave in range(OCTAVES)]
+    shares = zipf_table(ranks, exponent).shares
+    scale = math.sqrt(math.fsum(share * value * value for share, value in zip(shares, strength, strict=True)))
+    normalised = np.array(strength) / scale
+    normalised.flags.writeable = False
+    return normalised
+
+
+def _power(rank: int, exponent: Decimal) -> Decimal:
+    return (-exponent * Decimal(rank).ln()).exp()
+
+
+def _octave_mass(first: int, last: int, exponent: Decimal) -> Decimal:
+    """Return the sum of rank**-exponent over ranks first to last, inclusive."""
+    if first < 2**_DIRECT_OCTAVES:
+        return sum((_power(rank, exponent) for rank in range(first, last + 1)), Decimal(0))
+    start, end = _power(first, exponent), _power(last, exponent)
+    mass = (Decimal(last) / first).ln() if exponent == 1 else (last * end - first * start) / (1 - exponent)
+    mass += (start + end) / 2
+    rising = Decimal(1)  # exponent * (exponent + 1) * ..., the factor of the odd derivatives
+    for order, coefficient in ((1, 12), (3, -720), (5, 30240), (7, -1209600)):  # (2k)! / Bernoulli(2k)
+        rising *= exponent if order == 1 else (exponent + order - 2) * (exponent + order - 1)
+        mass += rising * (start / Decimal(first) ** order - end / Decimal(last) ** order) / coefficient
+    return mass
+
+
+VECTOR_DIMENSIONS = 4  # of the hidden vector of a key, for interactions; as in synthetic.cpp
+_BLOCK_ROWS = 1 << 20  # examples per call of `truth`; `best` keeps 12 bytes per example, and no keys
 
 Float64s = npt.NDArray[np.float64]
 
 
 class Best(NamedTuple):
-    """What the true probabilities reach on a sample."""
+    """AUC and log loss of the true probabilities on a sample; a model is not expected to do better."""
 
     auc: float
     log_loss: float
@@ -49,21 +126,22 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """The description of a data set. A number that may differ by slot is one number for all, or a tuple of S."""
+    """Description of a synthetic data set. A setting that may differ by slot is one number for all slots, or a tuple
+    with one entry per slot."""
 
     examples: int
     slots: int = 16
-    keys_per_slot: int | tuple[int | tuple[int, int], ...] = 1  # in one example; (low, high) is uniform, both included
-    key_space: int | tuple[int, ...] = 100_000  # distinct keys a slot draws from, 1 .. 2**64
+    keys_per_slot: int | tuple[int | tuple[int, int], ...] = 1  # per example; (low, high): uniform, both inclusive
+    key_space: int | tuple[int, ...] = 100_000  # number of distinct keys of a slot, 1 .. 2**64
     zipf_exponent: float = 1.1  # P(k-th most popular key) ~ k**-exponent; 0 is uniform
-    head_keys: int = 16  # keys less popular than these matter less, as popularity ** 0.5; 0: all keys matter alike
+    head_keys: int = 16  # beyond this rank, a key's influence falls as popularity ** 0.5; 0: all keys have the same
     dense: int = 0  # dense features, each of mean 0 and variance 1
     bias: float = -2.0
     weight_scale: float = 1.2
-    interaction_scale: float = 0.7  # 0: logistic regression is the true form
+    interaction_scale: float = 0.7  # of pairs of slots; 0: logistic regression can reach the true probabilities
     dense_scale: float = 0.5
-    drift_rows: int = 0  # rows in which every w(key) turns from itself to another number and back; 0: no drift
-    raw_keys: bool = False  # keys are popularity ranks 0, 1, ... shared by all slots, not hashes that include the slot
+    drift_rows: int = 0  # examples in which each key's weight changes to another value and back; 0: no drift
+    raw_keys: bool = False  # keys are popularity ranks 0, 1, ..., shared by all slots, not hashes that include the slot
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -88,27 +166,27 @@ class Synthetic:
             if not 0 <= low <= high < 2**31:
                 raise ConfigError(f"keys per slot go from low to high, 0 <= low <= high, got ({low}, {high})")
         for ranks in self.key_spaces:
-            zipf_table(ranks, self.zipf_exponent)  # refuses what it cannot lay out
+            zipf_table(ranks, self.zipf_exponent)  # raises ConfigError for wrong settings
 
     @property
     def bag_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(lowest, highest) number of keys of each slot."""
+        """Return the (lowest, highest) number of keys per example of each slot."""
         if isinstance(self.keys_per_slot, int):
             return ((self.keys_per_slot, self.keys_per_slot),) * self.slots
         return tuple((item, item) if isinstance(item, int) else item for item in self.keys_per_slot)
 
     @property
     def key_spaces(self) -> tuple[int, ...]:
-        """Distinct keys of each slot."""
+        """Return the number of distinct keys of each slot."""
         return (self.key_space,) * self.slots if isinstance(self.key_space, int) else self.key_space
 
     @property
     def keys_per_example(self) -> float:
-        """Expected number of keys of an example."""
+        """Return the expected number of keys of an example."""
         return sum(low + high for low, high in self.bag_sizes) / 2
 
     def read(self, start_row: int, stop_row: int, pool: ComputePool | None = None) -> Batch:
-        """Examples [start_row, stop_row)."""
+        """Return examples [start_row, stop_row) as one batch."""
         self._check(start_row, stop_row)
         generator = _Generator(self)
         rows = stop_row - start_row
@@ -119,7 +197,7 @@ class Synthetic:
         return Batch(start_row, self.slots, labels, keys, offsets, dense=dense)
 
     def truth(self, start_row: int, stop_row: int, pool: ComputePool | None = None) -> tuple[Floats, Float64s]:
-        """Labels of rows [start_row, stop_row), and the probabilities that they were drawn with."""
+        """Return the labels of examples [start_row, stop_row), and the probabilities that they were drawn with."""
         self._check(start_row, stop_row)
         generator = _Generator(self)
         blocks = [
@@ -129,7 +207,10 @@ class Synthetic:
         return np.concatenate([labels for labels, _ in blocks]), np.concatenate([truth for _, truth in blocks])
 
     def best(self, start_row: int, stop_row: int, pool: ComputePool | None = None) -> Best:
-        """Exact AUC and log loss of the true probabilities on rows [start_row, stop_row); NaN where undefined."""
+        """Return the exact AUC and log loss of the true probabilities on examples [start_row, stop_row).
+
+        They are NaN if undefined.
+        """
         labels, truth = self.truth(start_row, stop_row, pool)
         if not len(labels):
             return Best(math.nan, math.nan)
@@ -138,8 +219,8 @@ class Synthetic:
         return Best(_exact_auc(truth, clicked), float(log_loss))
 
     def write_parquet(self, path: str | Path, row_group_rows: int = 1 << 17, pool: ComputePool | None = None) -> None:
-        """One file: `label`, `slot0` ... (uint64, or a list of them where a bag may hold another number than one key),
-        `dense0` ..."""
+        """Write the data to one Parquet file, with columns `label`, `slot0` ..., `dense0` ... A slot is uint64, or a
+        list of uint64 if an example may have more or fewer keys than one."""
         if row_group_rows < 1:
             raise ArgumentError(f"a row group has at least one row, got row_group_rows={row_group_rows}")
         with pq.ParquetWriter(str(path), self._schema(), compression="zstd") as writer:
@@ -171,7 +252,7 @@ class Synthetic:
 
 
 class _Generator:
-    """The description as the native code takes it."""
+    """Generator of examples: a `Synthetic` as arguments of the native functions."""
 
     def __init__(self, config: Synthetic) -> None:
         self.config = config
@@ -204,7 +285,7 @@ class _Generator:
         }
 
     def offsets(self, start_row: int, rows: int, pool: ComputePool | None) -> Int64s:
-        """(rows * S + 1,) where each bag begins."""
+        """Return where each bag begins (rows * S + 1,)."""
         slots = self.config.slots
         offsets = np.zeros(rows * slots + 1, np.int64)
 
@@ -229,7 +310,7 @@ class _Generator:
         keys: Keys | None = None,
         dense: Floats | None = None,
     ) -> tuple[Floats, Float64s]:
-        """Labels (rows,) and true probabilities (rows,); keys and dense features too if there is room for them."""
+        """Return labels (rows,) and true probabilities (rows,). Fill `keys` and `dense` too, if they are given."""
         slots = self.config.slots
         labels = np.empty(rows, np.float32)
         probabilities = np.empty(rows, np.float64)
@@ -251,7 +332,7 @@ class _Generator:
 
 
 def _in_shares(pool: ComputePool | None, rows: int, call: Callable[[int, int], None]) -> None:
-    """``call(first, stop)`` over [0, rows), one share per core."""
+    """Call ``call(first, stop)`` for consecutive shares of [0, rows), one per core."""
     if pool is None:
         call(0, rows)
     else:
@@ -268,14 +349,14 @@ def _stacked(tables: list[ZipfTable]) -> dict[str, Keys | npt.NDArray[np.uint8] 
 
 
 def _pair_scale(config: Synthetic) -> float:
-    """What makes the sum over pairs of slots one of standard deviation `interaction_scale`."""
+    """Return the factor that gives the sum over pairs of slots the standard deviation `interaction_scale`."""
     means = [(low + high) / 2 for low, high in config.bag_sizes]
     pairs = (sum(means) ** 2 - sum(mean**2 for mean in means)) / 2
     return config.interaction_scale / math.sqrt(VECTOR_DIMENSIONS * pairs) if pairs > 0 else 0.0
 
 
 def _slot_column(batch: Batch, slot: int) -> tuple[Keys, Int32s]:
-    """The keys of one slot, example after example, and where each example's begin (B + 1)."""
+    """Return the keys of one slot, example by example, and where each example's keys begin (B + 1,)."""
     starts = batch.offsets[slot : -1 : batch.slots]
     counts = batch.offsets[slot + 1 :: batch.slots] - starts
     offsets = np.zeros(batch.examples + 1, np.int64)
@@ -285,7 +366,7 @@ def _slot_column(batch: Batch, slot: int) -> tuple[Keys, Int32s]:
 
 
 def _exact_auc(scores: Float64s, clicked: npt.NDArray[np.bool_]) -> float:
-    """Share of (clicked, not clicked) pairs in the right order, ties half; counted in integers."""
+    """Return the fraction of (clicked, not clicked) pairs in the right order; ties count half. Counted in integers."""
     distinct, place = np.unique(scores, return_inverse=True)
     positives = np.bincount(place[clicked], minlength=len(distinct))
     negatives = np.bincount(place[~clicked], minlength=len(distinct))
@@ -294,3 +375,45 @@ def _exact_auc(scores: Float64s, clicked: npt.NDArray[np.bool_]) -> float:
     below = np.cumsum(negatives) - negatives
     twice = int((positives * (2 * below + negatives)).sum())
     return twice / (2 * int(positives.sum()) * int(negatives.sum()))
+
+
+class GeneratedReader:
+    """Reader of synthetic examples [first_row, stop_row), in `epochs` passes. `rows` is the number of examples of all
+    passes together."""
+
+    def __init__(
+        self, data: Synthetic, pool: ComputePool, steps: Steps, *, first_row: int, stop_row: int, epochs: int = 1
+    ) -> None:
+        self._data, self._pool, self.steps = data, pool, steps
+        self._first_row, self._epoch_rows = first_row, stop_row - first_row
+        self.rows = self._epoch_rows * epochs
+
+    def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
+        """Return this node's slices of steps [first_step, last_step) as one batch, and where each begins in it."""
+        ranges = [self.steps.slice(step, self.rows) for step in range(first_step, last_step)]
+        if ranges and ranges[-1][1] > self.rows:
+            raise DataError(f"steps [{first_step}, {last_step}) end behind the last of {self.rows} rows")
+        starts = np.cumsum([0, *(stop - start for start, stop in ranges)]).astype(np.int64)
+        pieces = [self._read(start, stop) for start, stop in self._join_adjacent(ranges)]
+        return concatenate(pieces, ranges[0][0] if ranges else 0), starts
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
+
+    def _join_adjacent(self, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the ranges with adjacent ones joined, and cut where a pass ends."""
+        joined: list[tuple[int, int]] = []
+        for start, stop in ranges:
+            while start < stop:
+                end = min(stop, (start // self._epoch_rows + 1) * self._epoch_rows)
+                if joined and joined[-1][1] == start and start % self._epoch_rows:
+                    joined[-1] = (joined[-1][0], end)
+                else:
+                    joined.append((start, end))
+                start = end
+        return joined or [(0, 0)]
+
+    def _read(self, start: int, stop: int) -> Batch:
+        epoch = start // self._epoch_rows * self._epoch_rows
+        first = self._first_row + start - epoch
+        return self._data.read(first, first + stop - start, self._pool)

@@ -10,6 +10,7 @@ struct Tokens {
     int32_t slots;
     int32_t ignore_unknown;
     int32_t lookup_mask;  // entries of the lookup table, less one
+    int32_t label_needed;  // 0: a bad label is NaN, and the row is read all the same
 };
 
 struct TokenPlan {
@@ -102,19 +103,25 @@ DEVICE int32_t read_tokens(Scanner<4>* scanner, const TokenPlan& plan, float* la
     Token token;
     bool ended = false;
     int64_t start = scanner->line_start, number = 1, hint = 0;
-    int32_t status = 0;
+    int32_t status = 0, bad_label = 0;
+    bool comments = plan.tokens.style != SLOTS, comment = false;
     line->count = 0;
-    if (!next_token(scanner, &start, &ended, &token) ||
-        read_label(token.begin, token.end, plan.tokens.style != SLOTS, label) != FINE)
-        status = status_of(BAD_LABEL, 1);
+    bool any = next_token(scanner, &start, &ended, &token);
+    if (comments && any && *token.begin == '#')
+        status = status_of(COMMENT, 1);
+    else if (!any || read_label(token.begin, token.end, plan.tokens.style != SLOTS, label) != FINE)
+        bad_label = status_of(BAD_LABEL, 1);
+    if (bad_label && (plan.tokens.label_needed || token.colons)) status = bad_label;  // a token in its place is no bad label
     while (next_token(scanner, &start, &ended, &token)) {
         ++number;
-        if (status) continue;  // a bad line is still scanned to its end
+        comment |= comments && *token.begin == '#';
+        if (status || comment) continue;  // the line is still scanned to its end
         Reason reason = read_token(token, plan, &hint, line);
         if (reason != FINE) status = status_of(reason, number);
     }
     scanner->line_start = start;
-    return status;
+    *label = status ? 0 : bad_label ? __builtin_nanf("") : *label;
+    return status ? status : bad_label;
 }
 
 // The tokens of a good line into its bags by a counting sort; `places` (slots,) is scratch. Returns the keys written.
@@ -159,7 +166,7 @@ NATIVE(int64_t, data_parse_tokens, const uint8_t* text, int64_t size, int64_t sk
     for (int64_t row = 0; row < rows; ++row) {
         int64_t* row_ends = ends + row * plan.tokens.slots;
         status[row] = read_tokens(&scanner, plan, labels + row, &line);
-        if (!status[row]) {
+        if (!status[row] || labels[row] != labels[row]) {
             used += place_tokens(line, plan, key_base + used, places, row_ends, keys + used, weights ? weights + used : 0);
             continue;
         }

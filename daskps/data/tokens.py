@@ -1,42 +1,45 @@
-"""Token text: a label and any number of tokens a line.
+"""Token text: lines of a label and any number of tokens, in one of three styles.
 
-libsvm ``label index:value``, all keys in the schema's one slot; libffm ``label field:index:value``, the field names the
-slot's column; slots ``label slot:key[:weight]``. In: `Tokens` as a format and a schema. Out: a parser on top of
-tokens.cpp. Labels of libsvm and libffm may be -1 for 0. An index is hashed as it is written. A slot may have any
-number of keys in a line; an absent one is an empty bag, unless the schema asks for a key with missing="key".
+- libsvm: ``label index:value``; all keys belong to the only slot of the schema.
+- libffm: ``label field:index:value``; the field is the slot's column.
+- slots: ``label slot:key[:weight]``.
+
+Input: `Tokens` as the format, and a schema. Output: a parser that calls tokens.cpp. In libsvm and libffm the label 0
+may be written -1. An index is hashed as the text that is written. A slot may have any number of keys in a line. A slot
+without keys is an empty bag, or gets a key of its own if the schema has missing="key". In libsvm and libffm a token
+that begins with # starts a comment. A line with only a comment is skipped and keeps its example number, like a bad
+example, but is not counted as bad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from daskps.backend.native import library
 from daskps.data import text
 from daskps.data.bad import Origin
+from daskps.data.batches import Piece, Shape
 from daskps.data.files import DataFile, list_files
-from daskps.data.index import FileBlocks, Part
-from daskps.data.keys import hash_bytes
-from daskps.data.piece import Piece, Shape
-from daskps.data.schema import Schema
-from daskps.data.slots import SlotPlan
+from daskps.data.format import FileBlocks, Part
+from daskps.data.schema import Schema, SlotPlan, hash_bytes
+from daskps.device.native import library
 from daskps.errors import ConfigError
 
-_TOKENS = np.dtype([(name, np.int32) for name in "style slots ignore_unknown lookup_mask".split()])
+_TOKENS = np.dtype([(name, np.int32) for name in "style slots ignore_unknown lookup_mask label_needed".split()])
 _STYLES = {"libsvm": 0, "libffm": 1, "slots": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One of the three styles. Without `weights`, values are checked and then left out of the batches."""
+    """Format of token text. Without `weights`, values are checked but not put into the batches."""
 
     style: Literal["libsvm", "libffm", "slots"]
     weights: bool = True
-    ignore_unknown_slots: bool = False  # else a slot that the schema does not name makes its row bad
+    ignore_unknown_slots: bool = False  # if False, a slot that is not in the schema makes its example bad
     block_bytes: int = text.BLOCK_BYTES
     blocks_ahead: ClassVar[int] = 8
 
@@ -45,34 +48,38 @@ class Tokens:
             raise ConfigError(f"token text of style {self.style!r} is not known; it is one of {', '.join(_STYLES)}")
 
     def list(self, urls: Sequence[str]) -> list[DataFile]:
-        """The files in their global order."""
+        """Return the files in their global order."""
         return list_files(urls)
 
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
-        """More than one where all files are plain."""
+        """Return the number of blocks to fetch at the same time: above 1 if no file is compressed."""
         return text.text_fetch_threads(files)
 
     def index(self, file: DataFile) -> FileBlocks:
-        """Count the lines of `file`."""
+        """Cut `file` into blocks and count their lines."""
         return text.index_text(file, block_bytes=self.block_bytes)
 
     def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
-        """The longest run of lines."""
+        """Return the bytes of the longest block."""
         return text.longest_block(blocks)
 
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
         """Open an indexed file."""
         return text.open_text(blocks)
 
+    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], text.TextBlock]) -> int:
+        """Return the digest of the lines before example `row`."""
+        return text.text_digest(blocks, row, fetch)
+
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> TokenParser:
-        """Check that the schema asks only for what token text has."""
+        """Return a parser. Raise ConfigError if the schema needs what token text does not have, for example columns."""
         return TokenParser(self, schema, hash_seed)
 
 
 class TokenParser:
-    """Calls tokens.cpp with the schema as structs."""
+    """Parser of token text: passes the schema as structs to tokens.cpp."""
 
-    task_rows = 1 << 62  # a block of text is small enough for one thread
+    task_rows = 1 << 62  # no limit: a block of text is small enough for one thread
 
     def __init__(self, format: Tokens, schema: Schema, hash_seed: int) -> None:
         if not schema.label:
@@ -93,9 +100,9 @@ class TokenParser:
         self.shape = Shape(slots, dense=0, weighted=format.weights, example_weighted=False, fixed=False)
         explicit = [slot.missing == "key" for slot in schema.slots]
         self._missing_keys = sum(explicit)
-        self._slots = SlotPlan(schema.slots, range(slots), explicit, hash_seed)
+        self._slots = SlotPlan(schema.slots, range(slots), explicit, hash_seed, schema.key_rule)
         lookup = _lookup([name.encode() for name in names])
-        head = (_STYLES[format.style], slots, format.ignore_unknown_slots, len(lookup) - 1)
+        head = (_STYLES[format.style], slots, format.ignore_unknown_slots, len(lookup) - 1, schema.label_needed)
         self._plan = {
             "tokens": np.array([head], _TOKENS),
             "names": np.frombuffer("".join(names).encode(), np.uint8),
@@ -104,15 +111,15 @@ class TokenParser:
         }
 
     def prepare(self, payload: text.TextBlock) -> text.TextBlock:
-        """Text is parsed as it is."""
+        """Return the block unchanged: text needs no preparation."""
         return payload
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
-        """Every key has a colon."""
+        """Return an upper bound for the number of keys: every key has a colon, and absent slots may get a key."""
         return text.count_byte(payload.text, payload.size, ord(":")) + part.rows * self._missing_keys
 
     def parse(self, payload: text.TextBlock, part: Part, out: Piece) -> int:
-        """Fill `out` from the lines of `part`."""
+        """Parse the lines of `part` into `out`. Return the number of keys."""
         room = len(out.keys)
         written = library().data_parse_tokens(
             text=payload.text,
@@ -135,12 +142,13 @@ class TokenParser:
         return int(written)
 
     def origin(self, file: DataFile, first_row: int) -> Origin:
-        """Names lines of `file`."""
+        """Return the location of line `first_row` of `file`, for messages."""
         return Origin(file.url, first_row, unit="line", column_unit="token")
 
 
 def _lookup(names: Sequence[bytes]) -> npt.NDArray[np.int32]:
-    """Open addressing by the hash of the name, at most half full: slot + 1, or 0 where empty."""
+    """Return a hash table from slot names to slot numbers: open addressing, at most half full. An entry is the slot
+    number + 1, or 0 if empty."""
     size = 1 << (2 * len(names) - 1).bit_length()
     table = np.zeros(size, np.int32)
     for slot, name in enumerate(names):

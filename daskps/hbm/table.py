@@ -1,9 +1,9 @@
 """HBM-PS: the rows of one batch and one table in the memory of a node's devices.
 
-In: the batch's distinct keys with their rows, and the row number of every occurrence. Out: pooled slots, updated rows.
-Rows are dealt over the devices by key; global row numbers run through the shards, so every device reads every row (peer
-access) and each shard's gradients are summed where the shard is. Late rows are copied from the table of the batch
-before without leaving the devices.
+Input: the batch's distinct keys with their rows, and the row number of every occurrence. Output: pooled embeddings and
+updated rows. Rows are distributed over the devices by a hash of the key. Global row numbers run through all shards, so
+every device can read every row (peer access); the gradients of a shard are summed on the shard's device. Forwarded rows
+are copied from the table of the previous batch, from device to device.
 """
 
 from __future__ import annotations
@@ -13,57 +13,101 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskps.backend.device import Array, Device
-from daskps.backend.ops.gradient import GRADIENT_LIMIT, Status, apply_sums, join_sources, sum_gradients, update_rows
-from daskps.backend.ops.group import Groups, group_occurrences
-from daskps.backend.ops.optimizer import Optimizer
-from daskps.backend.ops.pool import Pooling, pool_rows
-from daskps.backend.ops.rows import copy_rows, gather_rows, scatter_rows
-from daskps.backend.ops.table import Shard, Shards, build_table, find_rows, join_shards
-from daskps.backend.workspace import Workspace
-from daskps.errors import NonFiniteError, ProtocolError
+from daskps.device.device import Array, Device, Workspace, check_array
+from daskps.errors import ArgumentError, NonFiniteError, ProtocolError
+from daskps.hbm.gradient import GRADIENT_LIMIT, Status, apply_sums, join_sources, sum_gradients, update_rows
+from daskps.hbm.hash_table import Shard, Shards, build_table, find_rows, join_shards
+from daskps.hbm.optimizer import Optimizer
+from daskps.hbm.pooling import Groups, Pooling, group_occurrences, pool_rows
 from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout, WorkingSet
+
+
+def gather_rows(device: Device, *, rows: Array, index: Array, out: Array | None = None) -> Array:
+    """Copy ``rows[index[i]]`` to ``out[i]`` and return `out`; rows are float32 (n, width). Where index[i] < 0, out[i]
+    does not change."""
+    check_array("gather_rows", "rows", rows, device, np.float32, (None, None))
+    check_array("gather_rows", "index", index, device, np.int32, (None,))
+    if out is None:
+        out = device.zeros((len(index), rows.shape[1]), np.float32)
+    check_array("gather_rows", "out", out, device, np.float32, (len(index), rows.shape[1]))
+    width = rows.shape[1]
+    device.launch("rows_gather", len(index), tiles=True, rows=rows, width=width, index=index, n=len(index), out=out)
+    return out
+
+
+def scatter_rows(device: Device, *, rows: Array, index: Array, values: Array) -> None:
+    """Set ``rows[index[i]] = values[i]``. A row may occur at most once in `index`; entries below 0 are skipped."""
+    check_array("scatter_rows", "rows", rows, device, np.float32, (None, None))
+    check_array("scatter_rows", "index", index, device, np.int32, (None,))
+    check_array("scatter_rows", "values", values, device, np.float32, (len(index), rows.shape[1]))
+    width = rows.shape[1]
+    device.launch(
+        "rows_scatter", len(index), tiles=True, values=values, width=width, index=index, n=len(index), rows=rows
+    )
+
+
+def copy_rows(device: Device, *, shards: Shards, source: Array, rows: Array, target: Array) -> None:
+    """Copy row ``source[i]`` of another table's shards, on any device, to ``rows[target[i]]``. Targets are distinct."""
+    check_array("copy_rows", "rows", rows, device, np.float32, (None, None))
+    check_array("copy_rows", "source", source, device, np.int32, (None,))
+    check_array("copy_rows", "target", target, device, np.int32, (len(source),))
+    if rows.shape[1] != shards.width:
+        raise ArgumentError(f"copy_rows: rows of width {shards.width} do not fit rows of width {rows.shape[1]}")
+    device.launch(
+        "rows_copy",
+        len(source),
+        tiles=True,
+        shards=shards.on(device),
+        shard_count=len(shards.shards),
+        **{"from": source, "to": target},
+        n=len(source),
+        width=shards.width,
+        rows=rows,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """What all batches of a table share."""
+    """Description of a table, the same for all its batches."""
 
     name: str
-    number: int  # part of what initial rows are a function of
+    number: int  # initial rows depend on it
     slots: tuple[int, ...]  # numbers of its slots in a batch
-    dim: int
+    dim: int  # embedding dimension
     pooling: Pooling
     optimizer: Optimizer
     layout: RowLayout
     slot_names: tuple[str, ...] = ()  # for messages
 
     def slot_name(self, slot: int) -> str:
-        """What a message calls a slot of this table."""
+        """Return the name of a slot of this table for messages."""
         return repr(self.slot_names[slot]) if self.slot_names else str(slot)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """The occurrences of one step in one table: those of each device's examples, and of all together."""
+    """Occurrences of one step in one table: split by the device of their example, and grouped by shard and row."""
 
-    row_of: tuple[Array, ...]  # per device
+    row_of: tuple[Array, ...]  # per device: row number of each occurrence in the device's examples
     offsets: tuple[Array, ...]  # per device (examples * slots + 1,), from 0
-    weights: tuple[Array | None, ...]
-    groups: tuple[Groups, ...]  # per device: the occurrences, of all devices, of the rows of its shard
+    weights: tuple[Array | None, ...]  # per device: weight of each occurrence
+    groups: tuple[Groups, ...]  # per device: occurrences, in the examples of all devices, of the rows of its shard
 
 
 class HbmTable:
-    """The table of one batch: `load` it with the rows that were pulled, then train steps on it."""
+    """Table of one batch on the devices of a node: `load` the pulled rows, train steps, then read `rows_on_host`.
+
+    Many methods take positions: indices into the keys of the working set.
+    """
 
     def __init__(self, spec: TableSpec, devices: Sequence[Device], working_set: WorkingSet, rows: Floats) -> None:
         self.spec, self.devices = spec, list(devices)
         self._set = working_set
-        self._host = rows  # (U, width) in the order of the keys; the table itself where there is one stand-in
+        self._host = rows  # (U, width) in the order of the keys; with a single CPU device this is the table
         self._starts = working_set.shard_starts
         self._shards: Shards | None = None
         self._searchable = False
-        self._row_at: Int32s | None = None  # row of the key at each position, where they differ
+        self._row_at: Int32s | None = None  # row number of the key at each position; None: they are equal
         if working_set.key_of is not None:
             self._row_at = np.empty(len(working_set.keys), np.int32)
             self._row_at[working_set.key_of] = np.arange(len(working_set.keys), dtype=np.int32)
@@ -72,35 +116,42 @@ class HbmTable:
 
     @property
     def shards(self) -> Shards:
-        """The rows on the devices, after `load`."""
-        assert self._shards is not None, "load comes first"
+        """Return the shards with the rows on the devices; `load` must have been called."""
+        assert self._shards is not None, "call load first"
         return self._shards
 
     def _keys(self, m: int) -> Keys:
-        """The keys of shard m, in the order of its rows."""
+        """Return the keys of shard m in the order of its rows."""
         rows = slice(self._starts[m], self._starts[m + 1])
         return self._set.keys[rows] if self._set.key_of is None else self._set.keys[self._set.key_of[rows]]
 
     def load(self) -> None:
-        """Put the rows on the devices; a single stand-in uses them where they are."""
+        """Copy the pulled rows to the devices. A single CPU device uses them in place."""
         pieces = []
         for m, device in enumerate(self.devices):
             rows = slice(self._starts[m], self._starts[m + 1])
             at = rows if self._set.key_of is None else self._set.key_of[rows]
             pieces.append(Shard(device, device.from_host(self._host[at])))
         self._shards = join_shards(pieces)
+        _wait(self.devices, self.devices)
 
-    def put_late(self, positions: Int64s) -> None:
-        """Rows of the keys at `positions` came after `load`, to where the others were pulled: put them in place."""
+    def put_deferred(self, positions: Int64s) -> None:
+        """Copy deferred rows to the devices: those of the keys at `positions`, which arrived in the host array after
+        `load`."""
         if self._in_place:
             return
         for m, rows, which in self._by_shard(positions):
             values = self.devices[m].from_host(self._host[positions[which]])
             scatter_rows(self.devices[m], rows=self.shards.shards[m].rows, index=rows, values=values)
+        _wait(self.devices, self.devices)
 
     def copy_from(self, previous: HbmTable, positions: Int64s) -> None:
-        """Take the rows of the keys at `positions` from the table of the batch before, device to device."""
+        """Copy forwarded rows, those of the keys at `positions`, from the previous batch's table, device to device.
+
+        `previous` may be freed when this returns, even if the devices are still copying.
+        """
         previous.make_searchable()
+        _wait(self.devices, previous.devices)
         for m, rows, which in self._by_shard(positions):
             device = self.devices[m]
             keys = device.from_host(self._set.keys[positions[which]])
@@ -108,24 +159,27 @@ class HbmTable:
             with device.active():
                 lost = bool((found < 0).any())
             if lost:
-                raise ProtocolError(f"table {self.spec.name!r}: a late row is not in the table of the batch before")
+                raise ProtocolError(f"table {self.spec.name!r}: a forwarded row is not in the previous batch's table")
             copy_rows(device, shards=previous.shards, source=found, rows=self.shards.shards[m].rows, target=rows)
+        _wait(self.devices, self.devices)
+        _wait(previous.devices, self.devices)  # their memory pools reuse freed memory at once
         previous.forget_search()
 
     @property
     def _in_place(self) -> bool:
-        """One stand-in: the table is the memory that rows were pulled into."""
+        """Return True with a single CPU device: the table is then the host array that rows were pulled into."""
         return len(self.devices) == 1 and self.devices[0].kind == "cpu"
 
     def _by_shard(self, positions: Int32s | Int64s) -> Iterator[tuple[int, Array, Int64s]]:
-        """For each shard: its number, its rows of the keys at `positions`, and which of the positions they are."""
+        """Yield for each shard: its number, the shard's row numbers of those keys at `positions` that it holds, and the
+        indices of these keys in `positions`."""
         rows = positions if self._row_at is None else self._row_at[positions]
         for m, device in enumerate(self.devices):
             which = np.flatnonzero((rows >= self._starts[m]) & (rows < self._starts[m + 1]))
             yield m, device.from_host((rows[which] - self._starts[m]).astype(np.int32)), which
 
     def make_searchable(self) -> None:
-        """Build the hash table from keys to rows; only what somebody searches pays for it."""
+        """Build the hash table from keys to rows. Called only before a search: other tables do not pay for it."""
         if self._searchable:
             return
         pieces = []
@@ -137,18 +191,19 @@ class HbmTable:
         self._searchable = True
 
     def forget_search(self) -> None:
-        """Nobody searches any more: let the hash table go."""
+        """Free the hash table, after the last search."""
         self._shards = join_shards([Shard(shard.device, shard.rows) for shard in self.shards.shards])
         self._searchable = False
 
     def forget_scratch(self) -> None:
-        """No step comes any more: what they were computed in is for other tables."""
+        """Free the scratch memory for other tables, after the last step."""
         self._scratch = [Workspace(device) for device in self.devices]
 
     # -- one step --------------------------------------------------------------------------------------------------
 
     def part(self, row_of: Int32s, offsets: Int64s, weights: Floats | None, example_starts: Sequence[int]) -> StepPart:
-        """Cut a step's occurrences by device (``example_starts``, M + 1) and group them by shard."""
+        """Split a step's occurrences by device (`example_starts` (M + 1,): each device's first example) and group them
+        by shard."""
         slots = len(self.spec.slots)
         rows_of, bag_offsets, weights_of = [], [], []
         for m, device in enumerate(self.devices):
@@ -176,7 +231,7 @@ class HbmTable:
         return StepPart(tuple(rows_of), tuple(bag_offsets), tuple(weights_of), groups)
 
     def pool(self, part: StepPart, m: int, out: Array | None = None) -> Array:
-        """Pooled slots (examples, slots * dim) of device m's examples."""
+        """Return the pooled embeddings (examples, slots * dim) of device m's examples."""
         return pool_rows(
             self.devices[m],
             shards=self.shards,
@@ -190,7 +245,7 @@ class HbmTable:
         )
 
     def pool_all(self, working_set: WorkingSet) -> Array:
-        """Pooled slots of every example of the batch, on a table of one device; for predictions."""
+        """Return the pooled embeddings of all examples of the batch; for predictions, with one device."""
         device = self.devices[0]
         return pool_rows(
             device,
@@ -204,7 +259,7 @@ class HbmTable:
         )
 
     def update(self, part: StepPart, gradients: Sequence[Array], weight: float) -> None:
-        """Sum the gradients of every touched row over the devices and step the rows."""
+        """Sum the gradients of every touched row over the devices and apply the optimizer to the rows."""
         sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
         for m, device in enumerate(self.devices):
             update_rows(
@@ -218,9 +273,8 @@ class HbmTable:
             )
 
     def sum(self, part: StepPart, gradients: Sequence[Array]) -> tuple[Int32s, Int64s]:
-        """For the exchange between nodes: positions of the touched keys (T,), and the sums of their rows (T, dim).
-
-        Valid until the next step.
+        """Return the positions (T,) of the touched keys and their gradient sums (T, dim), for the exchange with other
+        nodes. The arrays are valid until the next step.
         """
         sources = join_sources(self.devices, gradients, slots=len(self.spec.slots), dim=self.spec.dim)
         sums = []
@@ -231,7 +285,7 @@ class HbmTable:
         return self.touched(part), sums[0] if len(sums) == 1 else np.concatenate(sums)
 
     def touched(self, part: StepPart) -> Int32s:
-        """Positions (T,) of the keys that occur in the step."""
+        """Return the positions (T,) of the keys that occur in the step."""
         if len(self.devices) == 1 and self._set.key_of is None:
             return self.devices[0].to_host(part.groups[0].touched)
         rows = [
@@ -241,7 +295,7 @@ class HbmTable:
         return touched if key_of is None else key_of[touched].astype(np.int32)
 
     def apply(self, positions: Int32s, sums: Int64s, weight: float) -> None:
-        """Step the rows of the keys at `positions` (T,) with sums (T, dim) over all nodes."""
+        """Apply the optimizer to the rows of the keys at `positions` (T,), with gradient sums (T, dim) of all nodes."""
         rows = positions if self._row_at is None else self._row_at[positions]
         for m, device in enumerate(self.devices):
             first, last = int(self._starts[m]), int(self._starts[m + 1])
@@ -257,7 +311,7 @@ class HbmTable:
             )
 
     def get(self, positions: Int32s) -> Floats:
-        """Rows (n, width) of the keys at `positions`, on the host."""
+        """Return the rows (n, width) of the keys at `positions`, on the host."""
         if self._in_place:
             return self._host[positions]
         out = np.empty((len(positions), self.spec.layout.width), np.float32)
@@ -267,26 +321,28 @@ class HbmTable:
         return out
 
     def put(self, positions: Int32s, rows: Floats) -> None:
-        """Rows (n, width) from the host become those of the keys at `positions`."""
+        """Overwrite the rows of the keys at `positions` with `rows` (n, width) from the host."""
         if self._in_place:
             self._host[positions] = rows
             return
         for m, index, which in self._by_shard(positions):
             values = self.devices[m].from_host(rows[which])
             scatter_rows(self.devices[m], rows=self.shards.shards[m].rows, index=index, values=values)
+        _wait(self.devices, self.devices)
 
     def check(self, part: StepPart, gradients: Sequence[Array]) -> None:
-        """Raise NonFiniteError, with the slot that it came from, if the step of `part` met a NaN or an overflow."""
+        """Raise NonFiniteError, naming the slot, if the step of `part` had a NaN, an infinity or an overflow."""
         try:
             for status in self._statuses:
                 status.check()
         except NonFiniteError as error:
-            slot = self._suspect(part, gradients)
+            slot = self._slot_of_bad_value(part, gradients)
             where = "" if slot is None else f", slot {self.spec.slot_name(slot)}"
             raise NonFiniteError(f"table {self.spec.name!r}{where}: {error}") from None
 
-    def _suspect(self, part: StepPart, gradients: Sequence[Array]) -> int | None:
-        """The slot of the first gradient, or else of the first row, that is not a sound number."""
+    def _slot_of_bad_value(self, part: StepPart, gradients: Sequence[Array]) -> int | None:
+        """Return the slot of the first gradient that is not finite or too large, else of the first embedding that is
+        not finite, else None."""
         for device, gradient in zip(self.devices, gradients, strict=True):
             bad = np.argwhere(~(np.abs(device.to_host(gradient)) < GRADIENT_LIMIT))
             if len(bad):
@@ -301,7 +357,7 @@ class HbmTable:
         return None
 
     def rows_on_host(self) -> Floats:
-        """All rows (U, width) in the order of the keys; valid until the table changes."""
+        """Return all rows (U, width) in the order of the keys, on the host. Valid until the table changes."""
         if self._in_place:
             return self._host
         for m, shard in enumerate(self.shards.shards):
@@ -309,3 +365,9 @@ class HbmTable:
             at = rows if self._set.key_of is None else self._set.key_of[rows]
             self._host[at] = shard.device.to_host(shard.rows)
         return self._host
+
+
+def _wait(devices: Sequence[Device], others: Sequence[Device]) -> None:
+    """Make later work on `devices` wait for work launched on `others`: each device reads rows that others write."""
+    for device in devices:
+        device.wait_for(others)

@@ -106,21 +106,23 @@ KERNEL(add_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* fla
     if (wrong) ATOMIC_OR(flag, 1);
 }
 
-// The mean gradient of one parameter; L2 pulls on the first `decayed` of them, which are the weights and not the biases.
-DEVICE float mean_gradient(const int64_t* sums, const float* parameters, int64_t i, double scale, float l2,
+DEVICE float mean_gradient(const int64_t* sums, int64_t i, double scale) { return (float)((double)sums[i] * scale); }
+
+// The gradient that an optimizer takes, of one parameter: clipped, then L2, which pulls on the first `decayed` of them, the
+// weights and not the biases.
+DEVICE float step_gradient(const int64_t* sums, const float* parameters, int64_t i, double scale, float clip, float l2,
                            int64_t decayed) {
-    const float g = (float)((double)sums[i] * scale);
+    const float g = clip * mean_gradient(sums, i, scale);
     return i < decayed ? g + l2 * parameters[i] : g;
 }
 
 // squares[c]: the sum of squared mean gradients of the c-th run of CHUNK parameters, for clipping by norm.
-KERNEL(dense_squares, const int64_t* sums, const float* parameters, int64_t n, double scale, float l2, int64_t decayed,
-       double* squares) {
+KERNEL(dense_squares, const int64_t* sums, int64_t n, double scale, double* squares) {
     FOR_ITEMS(chunk, (n + CHUNK - 1) / CHUNK) {
         const int64_t end = (chunk + 1) * CHUNK < n ? (chunk + 1) * CHUNK : n;
         double total = 0.0;
         for (int64_t i = chunk * CHUNK; i < end; ++i) {
-            const double g = mean_gradient(sums, parameters, i, scale, l2, decayed);
+            const double g = mean_gradient(sums, i, scale);
             total += g * g;
         }
         squares[chunk] = total;
@@ -130,7 +132,7 @@ KERNEL(dense_squares, const int64_t* sums, const float* parameters, int64_t n, d
 KERNEL(dense_sgd, const int64_t* sums, int64_t n, double scale, float l2, int64_t decayed, float clip,
        float learning_rate, float* parameters) {
     FOR_ITEMS(i, n) {
-        const float g = clip * mean_gradient(sums, parameters, i, scale, l2, decayed);
+        const float g = step_gradient(sums, parameters, i, scale, clip, l2, decayed);
         parameters[i] -= learning_rate * g;
     }
 }
@@ -138,7 +140,7 @@ KERNEL(dense_sgd, const int64_t* sums, int64_t n, double scale, float l2, int64_
 KERNEL(dense_adagrad, const int64_t* sums, int64_t n, double scale, float l2, int64_t decayed, float clip,
        float learning_rate, float epsilon, float* parameters, float* accumulator) {
     FOR_ITEMS(i, n) {
-        const float g = clip * mean_gradient(sums, parameters, i, scale, l2, decayed);
+        const float g = step_gradient(sums, parameters, i, scale, clip, l2, decayed);
         const float a = accumulator[i] + g * g;
         accumulator[i] = a;
         parameters[i] -= learning_rate * g / (SQRT_FLOAT(a) + epsilon);
@@ -148,13 +150,13 @@ KERNEL(dense_adagrad, const int64_t* sums, int64_t n, double scale, float l2, in
 // step_size is learning_rate / (1 - beta1^t), correction 1 / sqrt(1 - beta2^t), rest1 and rest2 1 - beta1 and 1 - beta2.
 KERNEL(dense_adam, const int64_t* sums, int64_t n, double scale, float l2, int64_t decayed, float clip, float step_size,
        float correction, float beta1, float rest1, float beta2, float rest2, float epsilon, float* parameters,
-       float* first_moment, float* second_moment) {
+       float* momentum, float* variance) {
     FOR_ITEMS(i, n) {
-        const float g = clip * mean_gradient(sums, parameters, i, scale, l2, decayed);
-        const float m = beta1 * first_moment[i] + rest1 * g;
-        const float v = beta2 * second_moment[i] + rest2 * g * g;
-        first_moment[i] = m;
-        second_moment[i] = v;
+        const float g = step_gradient(sums, parameters, i, scale, clip, l2, decayed);
+        const float m = beta1 * momentum[i] + rest1 * g;
+        const float v = beta2 * variance[i] + rest2 * g * g;
+        momentum[i] = m;
+        variance[i] = v;
         parameters[i] -= step_size * m / (SQRT_FLOAT(v) * correction + epsilon);
     }
 }

@@ -78,19 +78,20 @@ DEVICE int32_t log_loss_of(float logit, float label, double w, float* probabilit
     return (int32_t)!countable(l) | (int32_t)!countable(w) | (int32_t)(w < 0.0);
 }
 
-// weights may be null: all one. gradients are of the weighted loss, not divided by anything; losses and example_weights
-// are in units of 1 / EXAMPLE_ONE. An example that cannot be counted raises the flag.
-KERNEL(log_loss, const float* logits, const float* labels, const float* weights, int64_t n,
+// weights may be null: all one. They are multiplied by `scale`, a power of two, so that the largest of a step are about 1.
+// gradients are of the weighted loss, not divided by anything; losses and example_weights are in units of 1 / EXAMPLE_ONE.
+// An example that cannot be counted raises the flag.
+KERNEL(log_loss, const float* logits, const float* labels, const float* weights, double scale, int64_t n,
        float* __restrict__ probabilities, float* __restrict__ gradients, int64_t* __restrict__ losses,
        int64_t* __restrict__ example_weights, int32_t* flag) {
     int32_t wrong = 0;
     if (weights)
         FOR_ITEMS(i, n)
-            wrong |= log_loss_of(logits[i], labels[i], weights[i], probabilities + i, gradients + i, losses + i,
+            wrong |= log_loss_of(logits[i], labels[i], weights[i] * scale, probabilities + i, gradients + i, losses + i,
                                  example_weights + i);
     else
         FOR_ITEMS(i, n)
-            wrong |= log_loss_of(logits[i], labels[i], 1.0, probabilities + i, gradients + i, losses + i,
+            wrong |= log_loss_of(logits[i], labels[i], scale, probabilities + i, gradients + i, losses + i,
                                  example_weights + i);
     if (wrong) ATOMIC_OR(flag, 1);
 }

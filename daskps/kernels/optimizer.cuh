@@ -18,7 +18,8 @@ struct Optimizer {
     int32_t kind;
     float learning_rate;
     float epsilon;  // FTRL: its beta
-    float beta1, beta2, l1, l2;
+    double beta1, beta2;
+    float l1, l2;
     float clip;     // the largest norm of a row's gradient; 0: none
     double factor;  // fixed point to gradient: 2^-36 / weight of the step
 };
@@ -83,9 +84,11 @@ DEVICE void adam_row(int32_t D, const Optimizer& o, float* row, const float* g) 
     if (LANE == 0) *steps = step;
     const float rate = (float)((double)o.learning_rate / (1.0 - power(o.beta1, step)));
     const float root = (float)(1.0 / SQRT_DOUBLE(1.0 - power(o.beta2, step)));
+    const float beta1 = (float)o.beta1, rest1 = (float)(1.0 - o.beta1);  // 1 - 0.999f would be 1.7e-5 off
+    const float beta2 = (float)o.beta2, rest2 = (float)(1.0 - o.beta2);
     FOR_DIMS(d, k) {
-        const float momentum = o.beta1 * row[D + d] + (1.0f - o.beta1) * g[k];
-        const float variance = o.beta2 * row[2 * D + d] + (1.0f - o.beta2) * (g[k] * g[k]);
+        const float momentum = beta1 * row[D + d] + rest1 * g[k];
+        const float variance = beta2 * row[2 * D + d] + rest2 * (g[k] * g[k]);
         row[D + d] = momentum;
         row[2 * D + d] = variance;
         row[d] -= rate * momentum / (SQRT_FLOAT(variance) * root + o.epsilon);

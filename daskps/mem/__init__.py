@@ -1,7 +1,6 @@
-"""MEM-PS: a bounded cache of rows in memory over the disk tier."""
+"""MEM-PS, the memory tier: a cache of rows with a bounded size, in front of the disk tier."""
 
-from daskps.mem.delivery import BatchStatistics, Delivery, total
-from daskps.mem.memps import MemPS
-from daskps.mem.store import RowStore
+from daskps.mem.cache import BatchStatistics, PullReply, total
+from daskps.mem.memps import MemPS, RowStore
 
-__all__ = ["BatchStatistics", "Delivery", "MemPS", "RowStore", "total"]
+__all__ = ["BatchStatistics", "MemPS", "PullReply", "RowStore", "total"]

@@ -1,54 +1,190 @@
-"""A bounded cache of rows in memory: found by key, visited rows in LRU, LRU's victims in LFU, LFU's victims leave.
+"""Cache of rows in memory with a fixed capacity, an LRU list in front of an LFU set.
 
-In: distinct keys as whole arrays, the batch that asks. Out: slots, rows, victims. The work is in cache.cpp; here are
-its arrays and the order of its calls. Nothing here knows the disk, nodes, or what a batch is beyond a number.
+A pulled row goes to the head of the LRU list (the recent list). The oldest rows of the LRU list move to the LFU set
+(the frequent list), and the least visited rows of the LFU set are evicted.
+
+Input: arrays of distinct keys and the number of the batch that pulls or pushes them. Output: entry numbers, rows, rows
+to evict. An entry number (`slots` in names, type `Slots`) is the index of a cached row in `Cache.entries` and
+`Cache.rows`. The native code is in cache.cpp; this module owns its arrays and calls it in the right order. It knows
+nothing of disk or nodes, and a batch is only a number here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from daskps.backend.arena import anonymous, release
-from daskps.backend.native import library
-from daskps.backend.pool import ComputePool
-from daskps.mem.budget import Budget
-from daskps.mem.delivery import Positions
-from daskps.mem.recent import RecentList
+from daskps.budget import Budget
+from daskps.device.memory import anonymous, release
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.types import Floats, Int64s, Keys
+
+Positions: TypeAlias = npt.NDArray[np.uint32]
+
+NOWHERE: Positions = np.empty(0, np.uint32)  # no positions
+NOWHERE.flags.writeable = False
+NOBODY: Keys = np.empty(0, np.uint64)  # holders of no keys
+NOBODY.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class PullReply:
+    """A reply of an owner to one node's pull of one batch. A position is an index into the keys of that pull.
+
+    The first delivery of a pull describes all its rows: which are in this delivery, which the node forwards from its
+    own table of the previous batch, which the owner sends later, and which other nodes hold the same keys. Further
+    deliveries only bring deferred rows.
+    """
+
+    node: int
+    batch: int
+    first: bool
+    positions: Positions | None  # the keys whose rows are in this delivery; None: all keys, in order
+    rows: Floats  # rows[i] belongs to key positions[i]; if the pull gave `out`: `out`, where rows[positions[i]] does
+    in_place: bool  # the pull gave `out`
+    copied: Positions  # forwarded rows, not sent: the node copies them from its table of batch - 1, kept until then
+    late: Positions  # deferred rows, sent when the last earlier batch that holds them has pushed
+    shared: Positions  # keys that more than one node holds in this batch, in the same order on all these nodes
+    holders: Keys  # for each shared key: bit r is set if node r holds it; the node of lowest rank pushes it
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Counters of one batch on this owner, over all nodes. A row that several nodes pull counts once."""
+
+    batch: int
+    hits: int  # rows that were in memory, including deferred rows
+    misses: int  # rows read from disk
+    new_keys: int  # rows initialized from (seed, key)
+    late: int  # deferred rows: hits that an earlier batch had not pushed yet
+    lru_victims: int  # rows that moved from LRU to LFU
+    lfu_victims: int  # rows evicted from the cache
+    written_back: int  # evicted rows that were dirty, so they were written to disk
+    bytes_read: int  # from disk
+    bytes_written: int  # to disk, by write-back
+    pinned_rows: int  # most rows that were pinned at once while this batch was in flight
+    given_rows: int  # rows by which the cache shrank because the index of the disk tier had grown
+    waits: int  # 1: the batch first had to wait for a push, because its rows did not fit beside the pinned ones
+    forced_flushes: int  # snapshots that had to be finished at once so that rows could be evicted
+
+
+def total(statistics: Iterable[BatchStatistics]) -> BatchStatistics:
+    """Return the sum of the counters; `batch` and `pinned_rows` are the maximum instead."""
+    every = list(statistics)
+    highest = {"batch", "pinned_rows"}
+    return BatchStatistics(
+        **{
+            field.name: (max if field.name in highest else sum)([getattr(one, field.name) for one in every] or [0])
+            for field in fields(BatchStatistics)
+        }
+    )
+
+
+SERIAL_ROWS = 8192  # rows; to move fewer, one thread is used, and it moves exactly the number asked for
+
+
+class RecentList:
+    """The LRU list: a ring buffer of entry numbers, oldest first.
+
+    A row that is pulled again gets a new cell at the head; its old cell is stale. `rows` counts the cells that are not
+    stale.
+    """
+
+    def __init__(self, entries: Any, limit: int, cells: int, shares: Callable[..., list[Any]]) -> None:
+        self.ring: Positions = anonymous((cells,), np.uint32)
+        self.limit = limit
+        self.rows = 0
+        self.demoted = 0  # rows moved to the frequent list since the start
+        self._entries = entries
+        self._shares = shares
+        self._tail = 0  # the oldest cell
+        self._used = 0  # cells in use, from `_tail` on
+
+    @property
+    def longest_run(self) -> int:
+        """Return the largest number of cells that one call of `advance` may ask for."""
+        return len(self.ring) // 2
+
+    def advance(self, cells: int) -> int:
+        """Reserve the next `cells` cells and return the first one. If too few are free, demote the oldest rows."""
+        short = self._used + cells - len(self.ring)
+        if short > 0:
+            self._advance_tail(short, short)
+        head = (self._tail + self._used) % len(self.ring)
+        self._used += cells
+        return head
+
+    def take_back(self, cells: int) -> None:
+        """Release the last `cells` reserved cells, which were not written."""
+        self._used -= cells
+
+    def trim(self) -> None:
+        """Move the oldest rows to the frequent list until at most `limit` rows are left."""
+        while self.rows > self.limit:
+            self.demote(self.rows - self.limit)
+
+    def demote(self, rows: int) -> None:
+        """Move some of the oldest rows to the frequent list: at least one if there is any, at most `rows`."""
+        self._advance_tail(self._used, rows)
+
+    def _advance_tail(self, cells: int, rows: int) -> None:
+        """Free up to `cells` cells at the tail, until `rows` rows have moved to the frequent list."""
+
+        def share(first: int, last: int) -> Int64s:
+            counts = np.zeros(2, np.int64)
+            library().mem_demote(
+                entries=self._entries,
+                ring=self.ring,
+                ring_cells=len(self.ring),
+                tail=self._tail,
+                first=first,
+                last=last,
+                wanted=rows,
+                counts=counts,
+            )
+            return counts
+
+        # Threads cannot stop each other, so together they get at most as many cells as there are rows to move.
+        counts = share(0, cells) if rows < SERIAL_ROWS else sum(self._shares(min(cells, rows), share))
+        self._tail = (self._tail + int(counts[1])) % len(self.ring)
+        self._used -= int(counts[1])
+        self.rows -= int(counts[0])
+        self.demoted += int(counts[0])
+
 
 Slots: TypeAlias = npt.NDArray[np.uint32]
 
-NONE = np.uint32(0xFFFFFFFF)  # in place of a slot: not cached
-BATCHES_IN_FLIGHT = 16  # an entry has one bit for each
+NONE = np.uint32(0xFFFFFFFF)  # stands for an entry number where the key is not cached
+BATCHES_IN_FLIGHT = 16  # most batches in flight: `holds` of an entry has one bit for each
 ENTRY = np.dtype([("key", "<u8"), ("place", "<u4"), ("holds", "<u2"), ("visits", "u1"), ("flags", "u1")])
-OCCUPIED, DIRTY, PENDING = 1, 2, 4
+OCCUPIED, DIRTY, PENDING = 1, 2, 4  # bits of `flags`; PENDING: the snapshot being written still needs this value
 
-SMALL = 8192  # items; below, waking the pool costs more than it saves
+SMALL = 8192  # items; for fewer, waking the threads of the pool costs more than it saves
 VISIT_ITEMS = 1 << 20  # keys visited between two trims of the recent list
-SAMPLE = 16  # LFU looks at this many rows for each one it evicts
-LEAST_SAMPLE = 1 << 16
-AGE_VISITS = 10  # visits are halved after this many visits per cached row, as in TinyLFU
+SAMPLE = 16  # entries that LFU examines for each row that it evicts
+LEAST_SAMPLE = 1 << 16  # entries that LFU examines at least
+AGE_VISITS = 10  # visit counts are halved after this many visits per row of capacity, as in TinyLFU
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What a batch found: slots of its keys (NONE where missing) and which rows earlier batches are out with."""
+    """The result of looking up a batch: the entry of each key, which keys are missing, which rows are deferred."""
 
-    slots: Slots
+    slots: Slots  # NONE where the key was missing; filled in by `Cache.insert`
     missing: Positions
-    late: Positions
-    distances: npt.NDArray[np.uint8]  # of each late row: this batch minus the one that is out with it
-    found: int
+    late: Positions  # deferred rows: an earlier batch in flight holds them
+    distances: npt.NDArray[np.uint8]  # for each deferred row: this batch minus the latest earlier batch that holds it
+    found: int  # keys that were cached
 
 
 class Cache:
-    """The rows of one partition that are in memory."""
+    """The cached rows of one `MemPS`, with their entries (key, pins, visits, flags) and a hash index over the keys."""
 
     def __init__(self, budget: Budget, pool: ComputePool) -> None:
         self.cache_rows = budget.cache_rows
@@ -60,20 +196,20 @@ class Cache:
         self.recent = RecentList(self.entries, budget.recent_rows, budget.ring_cells, self._shares)
         self.cached_rows = 0
         self.pinned_rows = 0
-        self.flushing = False  # rows pushed after the snapshot being written must stay
-        self._heads: Int64s = np.zeros(2, np.int64)  # free list (slot + 1), first slot never used
-        self._hand = 0
-        self._visits = 0
+        self.flushing = False  # a snapshot is being written: rows pushed after it began must not be evicted
+        self._heads: Int64s = np.zeros(2, np.int64)  # head of the free list (entry + 1), first entry never used so far
+        self._hand = 0  # entry at which the next search for rows to evict starts
+        self._visits = 0  # since visit counts were halved last
         self._index = {"buckets": self.buckets, "bucket_count": len(self.buckets), "entries": self.entries}
 
     def _shares(self, n: int, call: Callable[[int, int], Any]) -> list[Any]:
-        """``call(first, last)`` over [0, n) in shares of the pool, or at once if there is little to do."""
+        """Run ``call(first, last)`` over [0, n), one part per thread of the pool; in one call if n is small."""
         if n < SMALL or self.pool.cores == 1:
             return [call(0, n)]
         return self.pool.shares(lambda index, count: call(n * index // count, n * (index + 1) // count))
 
     def find(self, keys: Keys, out: Floats | None = None) -> Slots:
-        """Slots of the keys, NONE where missing; rows of those found go to `out`. Changes nothing."""
+        """Return the entry of each key, NONE where it is missing, and copy the rows found to `out`. Changes nothing."""
         slots = np.empty(len(keys), np.uint32)
         self._shares(
             len(keys),
@@ -84,12 +220,15 @@ class Cache:
         return slots
 
     def count_pinned(self, keys: Keys) -> int:
-        """How many of the keys are pinned now."""
+        """Return how many of the keys are pinned now."""
         count = library().mem_count_pinned
         return sum(self._shares(len(keys), lambda first, last: count(**self._index, keys=keys, first=first, last=last)))
 
     def visit(self, keys: Keys, batch: int, out: Floats | None) -> Visit | None:
-        """Pin what is cached for `batch` and copy its free rows to `out`; None, and no pin, if a key repeats."""
+        """Pin the cached rows for `batch` and copy those that no earlier batch holds to `out`.
+
+        If a key occurs twice, nothing stays pinned and None is returned.
+        """
         slots = np.empty(len(keys), np.uint32)
         missing, late, distances = [], [], []
         counts = np.zeros(5, np.int64)
@@ -146,13 +285,17 @@ class Cache:
         return lateness
 
     def unpin(self, slots: Slots, batch: int) -> None:
-        """`batch` gives the rows back unchanged."""
+        """Remove the pins of `batch`, which did not change the rows."""
         self.pinned_rows -= library().mem_unpin(
             entries=self.entries, slots=slots, n=len(slots), batch=batch % BATCHES_IN_FLIGHT
         )
 
     def insert(self, keys: Keys, positions: Positions, slots: Slots, batch: int) -> int:
-        """Slots for keys[positions], pinned by `batch`; there must be room. Returns how many: fewer if one repeats."""
+        """Add entries for keys[positions], pinned by `batch`, and write their numbers to `slots`.
+
+        The caller has made room. Returns the number of entries added, which is smaller than asked for if a key occurs
+        twice.
+        """
         done = 0
         for start in range(0, len(positions), step := min(VISIT_ITEMS, self.recent.longest_run)):
             run = positions[start : start + step]
@@ -179,7 +322,7 @@ class Cache:
         return done
 
     def fill(self, slots: Slots, positions: Positions, rows: Floats, out: Floats | None) -> None:
-        """rows[i] into the cache at slots[positions[i]], and into out[positions[i]]."""
+        """Copy rows[i] into the cache, to entry slots[positions[i]], and to out[positions[i]] if `out` is given."""
         self._shares(
             len(positions),
             lambda first, last: library().mem_fill(
@@ -195,7 +338,7 @@ class Cache:
         )
 
     def gather(self, slots: Slots, out: Floats, keys: Keys | None = None, positions: Positions | None = None) -> None:
-        """Rows of the slots to `out`, one after the other or at their positions; their keys to `keys`."""
+        """Copy the rows of entries to `out`, one after the other or at `positions`, and their keys to `keys`."""
         self._shares(
             len(slots),
             lambda first, last: library().mem_gather(
@@ -212,7 +355,10 @@ class Cache:
         )
 
     def victims(self, wanted: int) -> Slots:
-        """Up to `wanted` of LFU's least visited rows that may leave; LRU's oldest follow where LFU has too few."""
+        """Return up to `wanted` rows to evict: the least visited of the LFU set that may be evicted.
+
+        If the LFU set has too few, the oldest rows of the LRU list are demoted to it first.
+        """
         used = int(self._heads[1])
         window = min(used, max(SAMPLE * wanted, LEAST_SAMPLE))
         while True:
@@ -228,7 +374,7 @@ class Cache:
                 self.recent.demote(wanted - there)
 
     def _ranges(self, window: int) -> list[tuple[int, int]]:
-        """The slots of a window that starts at the hand and wraps around, in shares of the pool."""
+        """Return `window` entries from `_hand` on, wrapping around, as ranges: one or more per thread of the pool."""
         used = int(self._heads[1])
         start = self._hand if self._hand < used else 0
         shares = self.pool.cores if window >= SMALL else 1
@@ -239,7 +385,7 @@ class Cache:
         return [(first - used, last - used) if first >= used else (first, last) for first, last in pairwise(ordered)]
 
     def _census(self, slots: tuple[int, int]) -> Int64s:
-        """How many rows of a range of slots may leave, by visits."""
+        """Return a histogram over visits of the rows that may be evicted from a range of entries."""
         histogram = np.zeros(256, np.int64)
         library().mem_census(
             entries=self.entries, first=slots[0], last=slots[1], flushing=self.flushing, histogram=histogram
@@ -247,7 +393,7 @@ class Cache:
         return histogram
 
     def _choose(self, ranges: list[tuple[int, int]], censuses: list[Int64s], wanted: int) -> Slots:
-        """The `wanted` least visited of them; of those with the highest number of visits, the first ones."""
+        """Return the `wanted` least visited rows of the ranges; of equals, the first in order of the ranges."""
         sums = np.cumsum(sum(censuses))
         visits = int(np.searchsorted(sums, wanted))
         allowed = wanted - int(sums[visits - 1] if visits else 0)
@@ -276,20 +422,20 @@ class Cache:
         return victims
 
     def select(self, slots: Slots, flags: int) -> Slots:
-        """Those of the slots that have all of `flags`."""
+        """Return those of the entries that have all of `flags` set."""
         selected = np.empty(len(slots), np.uint32)
         count = library().mem_select(entries=self.entries, slots=slots, n=len(slots), wanted=flags, selected=selected)
         return selected[:count]
 
     def remove(self, slots: Slots) -> None:
-        """Forget these rows: they must not be pinned, and what is dirty is lost unless it was written."""
+        """Remove rows, which must not be pinned. The caller has written the dirty ones to the store."""
         library().mem_remove(**self._index, slots=slots, n=len(slots), heads=self._heads)
         self.cached_rows -= len(slots)
 
     def shrink(self, rows: int) -> Slots:
-        """Keep only the first `rows` slots, which must have room for what is cached; give the memory of others back.
+        """Reduce the capacity to `rows`, which must be enough for all cached rows, and release the memory behind it.
 
-        Returns the new slots: entry i is that of what was in slot ``rows + i``.
+        Returns where rows have moved: item i is the new number of entry ``rows + i``, or NONE if that was free.
         """
         used = int(self._heads[1])
         occupied = self.entries["flags"][:used] & OCCUPIED != 0
@@ -315,7 +461,7 @@ class Cache:
         return moved
 
     def age(self, visits: int) -> None:
-        """Count visits; halve those of all rows when they are old enough."""
+        """Add to the number of visits. After AGE_VISITS per row of capacity, halve the visit counts of all rows."""
         self._visits += visits
         if self._visits >= AGE_VISITS * self.cache_rows:
             self._visits = 0
@@ -323,7 +469,10 @@ class Cache:
             self._shares(int(self._heads[1]), lambda first, last: age(entries=self.entries, first=first, last=last))
 
     def check(self, keys: Keys, slots: Slots, batch: int, claims: bool) -> int:
-        """The first row that `batch` may not push, or -1; repeated keys are seen only with `claims`."""
+        """Return the position of the first row that `batch` may not push, or -1 if it may push all.
+
+        Only with `claims` are the entries marked as claimed, so that a key that occurs twice is noticed.
+        """
         found = self._shares(
             len(keys),
             lambda first, last: library().mem_check(
@@ -342,7 +491,7 @@ class Cache:
         return int(wrong)
 
     def push(self, slots: Slots, rows: Floats, batch: int) -> None:
-        """Rows trained in `batch` into their slots; `check` has said that they may."""
+        """Store rows that `batch` has trained in their entries and remove its pins. Call `check` before."""
         freed = self._shares(
             len(slots),
             lambda first, last: library().mem_push(
@@ -359,7 +508,7 @@ class Cache:
         self.pinned_rows -= sum(freed)
 
     def ready(self, slots: Slots, batch: int) -> npt.NDArray[np.bool_]:
-        """Which of the slots `batch` is no longer out with."""
+        """Return, for each entry, True if `batch` does not hold it any more."""
         ready = np.empty(len(slots), np.uint8)
         library().mem_ready(
             entries=self.entries, slots=slots, n=len(slots), batch=batch % BATCHES_IN_FLIGHT, ready=ready
@@ -367,13 +516,13 @@ class Cache:
         return ready.view(np.bool_)
 
     def mark_pending(self) -> int:
-        """A snapshot begins: every dirty row is pending for it. Returns how many."""
+        """Mark every dirty row as pending for the snapshot that begins now; return their number."""
         mark = library().mem_mark_pending
         used = int(self._heads[1])
         return sum(self._shares(used, lambda first, last: mark(entries=self.entries, first=first, last=last)))
 
     def list_pending(self, start: int, limit: int) -> Slots:
-        """The first `limit` pending slots from slot `start` on."""
+        """Return the first `limit` pending entries from entry `start` on."""
         slots = np.empty(limit, np.uint32)
         count = library().mem_list_pending(
             entries=self.entries, first=start, last=int(self._heads[1]), limit=limit, slots=slots
@@ -381,5 +530,5 @@ class Cache:
         return slots[:count]
 
     def mark_stored(self, slots: Slots) -> None:
-        """The store has these rows as they are here."""
+        """Mark rows as equal to what the store has: neither dirty nor pending."""
         library().mem_mark_stored(entries=self.entries, slots=slots, n=len(slots))

@@ -1,35 +1,303 @@
-"""MEM-PS: one node's partition of one table, a bounded cache over the disk tier that never changes a result.
+"""MEM-PS, the memory tier: the rows of one table that one node owns, in a cache in front of the disk tier.
 
-In: pulls and pushes of whole working sets, by batch and node. Out: `Delivery` values that have become ready, and
-snapshots prepared in the store. There are no threads, clocks or sockets in here, so a test can play any number of
-nodes: the owner of a `MemPS` calls it from one thread at a time and carries the deliveries to their nodes.
+The size of the cache never changes the result of training.
+
+Input: pulls and pushes of whole working sets, by batch and node. Output: the `PullReply` values that have become ready,
+and snapshots prepared in the store. This module has no threads, clocks or sockets, so a test can simulate any number of
+nodes: the caller uses a `MemPS` from one thread at a time and sends the deliveries to their nodes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from daskps.backend.pool import ComputePool
+from daskps import budget
+from daskps.device.memory import anonymous, release
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, ConfigError, ProtocolError, StaleError
-from daskps.mem import budget as budgets
-from daskps.mem import dispatch
-from daskps.mem.cache import BATCHES_IN_FLIGHT
-from daskps.mem.cached_store import CachedStore
-from daskps.mem.delivery import BatchStatistics, Delivery
-from daskps.mem.flight import Flight, Push
-from daskps.mem.store import RowStore, store_bytes
-from daskps.mem.working_set import Pull, WorkingSet
-from daskps.types import Floats, Keys, RowLayout
+from daskps.mem import inflight
+from daskps.mem.cache import BATCHES_IN_FLIGHT, DIRTY, NONE, PENDING, BatchStatistics, Cache, PullReply, Slots, Visit
+from daskps.mem.inflight import Flight, Pull, Push, WorkingSet
+from daskps.types import Bools, Floats, Keys, RowLayout
 
-MAX_NODES = 64  # holders of a key are bits of one word
-KEPT_STATISTICS = 1024  # batches
+
+class RowStore(Protocol):
+    """The disk tier as MEM-PS sees it: rows by key. The row appended last replaces earlier ones of its key."""
+
+    def append(self, keys: Keys, rows: Floats) -> object:
+        """Store rows (n, width) of distinct keys. The caller may reuse the arrays after the call."""
+        ...
+
+    def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
+        """Return rows (n, width) of distinct keys, in `out` if given, and a mask of the keys that were found.
+
+        Rows of keys that were not found are left as they are in `out`.
+        """
+        ...
+
+    def prepare(self, snapshot_id: str) -> object:
+        """Make the rows stored now durable as snapshot `snapshot_id`; it is valid once the cluster confirms it."""
+        ...
+
+
+def store_bytes(store: RowStore) -> int:
+    """Return the bytes of memory that the store uses for its index; they are part of the budget of MEM-PS.
+
+    A store without `memory_bytes` counts as 0.
+    """
+    return int(getattr(store, "memory_bytes", 0))
+
+
+def in_reading_order(store: RowStore, keys: Keys, positions: npt.NDArray[np.uint32], run: int) -> None:
+    """Sort the positions in place, `run` of them at a time, so that each piece of ``keys[positions]`` reads few files.
+
+    A store with several partitions gives the order (`reading_order`). Without it, every piece of a large batch would
+    read all files.
+    """
+    order = getattr(store, "reading_order", None)
+    if order is None:
+        return
+    for start in range(0, len(positions), run):
+        part = positions[start : start + run]
+        part[:] = part[order(keys[part])]
+
+
+class SnapshotWriter:
+    """The writer of one snapshot, which copies dirty rows to the store in pieces while training goes on.
+
+    `keys` and `rows` are the buffer for one piece; it is part of the memory budget.
+    """
+
+    def __init__(self, snapshot_id: str, cache: Cache, store: RowStore, keys: Keys, rows: Floats) -> None:
+        self.snapshot_id = snapshot_id
+        self.written_rows = 0
+        self.copied_rows = 0
+        self._cache, self._store, self._keys, self._rows = cache, store, keys, rows
+        self._count = 0  # rows in the buffer that were copied before a push replaced them in the cache
+        self._cursor = 0  # entries below this one have no pending row
+        cache.mark_pending()
+        cache.flushing = True
+
+    def step(self) -> bool:
+        """Write one piece. Returns True when the store has prepared the snapshot."""
+        room = len(self._keys) - self._count
+        slots = self._cache.list_pending(self._cursor, room)
+        self._write(slots)
+        if len(slots) == room:
+            self._cursor = int(slots[-1]) + 1 if room else self._cursor
+            return False
+        self._store.prepare(self.snapshot_id)
+        self._cache.flushing = False
+        return True
+
+    def save(self, slots: Slots) -> None:
+        """Copy those of the rows that the snapshot still needs, before a push overwrites them (copy on write)."""
+        pending = self._cache.select(slots, DIRTY | PENDING)
+        while len(pending):
+            if self._count == len(self._keys):
+                self._write(pending[:0])
+            run = pending[: len(self._keys) - self._count]
+            self._gather(run)
+            self._count += len(run)
+            self.copied_rows += len(run)
+            pending = pending[len(run) :]
+
+    def look_again(self) -> None:
+        """Search from the first entry again, because rows have moved to other entries."""
+        self._cursor = 0
+
+    def _gather(self, slots: Slots) -> int:
+        stop = self._count + len(slots)
+        self._cache.gather(slots, self._rows[self._count : stop], self._keys[self._count : stop])
+        return stop
+
+    def _write(self, slots: Slots) -> None:
+        """Append the copied rows and the rows of `slots` to the store, in one call."""
+        stop = self._gather(slots)
+        if stop:
+            self._store.append(self._keys[:stop], self._rows[:stop])
+        self._cache.mark_stored(slots)
+        self.written_rows += stop
+        self._count = 0
+
+
+EVICT_SHIFT = 6  # evict at least 1/64 (2^-6) of the cache at once, so that writes are long
+
+
+class CachedStore:
+    """The cache, the store behind it, and the buffers for rows on their way between the two."""
+
+    def __init__(
+        self, budget: budget.Budget, store: RowStore, initial: Callable[[Keys, Floats], None], pool: ComputePool
+    ) -> None:
+        self.budget = budget
+        self.left = budget  # what remains of `budget` after the cache has shrunk for the store's index
+        self.store = store
+        self.cache = Cache(budget, pool)
+        self.snapshot: SnapshotWriter | None = None
+        self._initial = initial
+        self._row_bytes = budget.row_bytes + 8  # bytes on disk: the row and its key
+        width = budget.row_bytes // 4
+        self._staging: Floats = anonymous((budget.staging_rows, width), np.float32)
+        self._staging_keys: Keys = anonymous((budget.staging_rows,), np.uint64)
+        self._copies: Floats = anonymous((budget.copy_rows, width), np.float32)
+        self._copy_keys: Keys = anonymous((budget.copy_rows,), np.uint64)
+
+    @property
+    def used_bytes(self) -> int:
+        """Return an upper bound of the bytes in use: cache, buffers and the index of the store."""
+        return self.left.used_bytes - self.left.store_bytes + store_bytes(self.store)
+
+    def take(self, keys: Keys, batch: int, out: Floats | None, counters: Counter[str]) -> Visit:
+        """Pin the rows of distinct keys for `batch`; load or initialize those that are not in memory.
+
+        Rows that no earlier batch holds are also copied to `out`. If it raises, nothing is pinned.
+        """
+        demoted = self.cache.recent.demoted
+        visit = self.cache.visit(keys, batch, out)
+        if visit is None:
+            raise ArgumentError(f"the pull of batch {batch} names a key twice; pull distinct keys")
+        try:
+            self._load_missing(keys, visit, batch, out, counters)
+        except BaseException:
+            self.cache.unpin(visit.slots, batch)
+            raise
+        self.cache.age(len(keys))
+        counters.update(hits=visit.found, late=len(visit.late), lru_victims=self.cache.recent.demoted - demoted)
+        return visit
+
+    def _load_missing(self, keys: Keys, visit: Visit, batch: int, out: Floats | None, counters: Counter[str]) -> None:
+        """Load or initialize the rows that are not cached, in pieces of the size of the staging buffer."""
+        if len(visit.missing) > len(self._staging):
+            in_reading_order(self.store, keys, visit.missing, budget.ORDERED_PIECES * len(self._staging))
+        for start in range(0, len(visit.missing), len(self._staging)):
+            positions = visit.missing[start : start + len(self._staging)]
+            self._make_room(len(positions), counters)
+            rows, found = self._load(keys[positions])
+            if self.cache.insert(keys, positions, visit.slots, batch) < len(positions):
+                raise ArgumentError(f"the pull of batch {batch} names a key twice; pull distinct keys")
+            self.cache.fill(visit.slots, positions, rows, out)
+            counters.update(misses=found, new_keys=len(positions) - found, bytes_read=found * self._row_bytes)
+
+    def _load(self, keys: Keys) -> tuple[Floats, int]:
+        """Return the rows of keys that are not cached, in the staging buffer, and how many of them the store had."""
+        rows, found = self.store.load(keys, out=self._staging[: len(keys)])
+        known = int(np.count_nonzero(found))
+        if known == 0:
+            self._initial(keys, rows)
+        elif known < len(keys):
+            unknown = np.flatnonzero(~found)
+            made = np.empty((len(unknown), rows.shape[1]), np.float32)
+            self._initial(keys[unknown], made)
+            rows[unknown] = made
+        return rows, known
+
+    def _make_room(self, rows: int, counters: Counter[str]) -> None:
+        """Evict rows until `rows` more fit, the least visited of the LFU set first; write dirty ones to the store."""
+        while (short := rows - (self.cache.cache_rows - self.cache.cached_rows)) > 0:
+            wanted = min(max(short, self.cache.cache_rows >> EVICT_SHIFT), len(self._staging))
+            victims = self.cache.victims(wanted)
+            if len(victims) == 0:  # every row is pinned, or was pushed after the snapshot being written began
+                if self.snapshot is None:
+                    raise CapacityError(
+                        f"all {self.cache.cached_rows:,} cached rows are pinned, {short:,} more must fit"
+                    )
+                counters["forced_flushes"] += 1
+                self.finish_snapshot()
+                continue
+            dirty = self.cache.select(victims, DIRTY)
+            if len(dirty):
+                keys, copies = self._staging_keys[: len(dirty)], self._staging[: len(dirty)]
+                self.cache.gather(dirty, copies, keys)
+                self.store.append(keys, copies)
+            self.cache.remove(victims)
+            counters.update(
+                lfu_victims=len(victims), written_back=len(dirty), bytes_written=len(dirty) * self._row_bytes
+            )
+
+    def shrink_for_index(self, counters: Counter[str], least_rows: int) -> Slots | None:
+        """Shrink the cache and its buffers by as much as the index of the store has grown.
+
+        The cache keeps room for the pinned rows and at least `least_rows`. Returns where rows have moved (item i is the
+        new number of entry ``cache_rows + i``), or None if the cache did not shrink.
+        """
+        over = self.used_bytes - self.budget.memory_bytes
+        if over <= 0:
+            return None
+        before = self.cache.cache_rows
+        drop = max(-(-over // self.budget.freed_row_bytes), before >> EVICT_SHIFT)
+        floor = max(self.cache.pinned_rows, least_rows, 1)
+        rows = max(before - drop, floor)
+        while rows > floor and (short := over - self.left.used_bytes + self._shrunk(rows).used_bytes) > 0:
+            # Buffer sizes are whole rows, and the copies for a snapshot being written cannot shrink: take off more.
+            rows = max(floor, rows - max(1, short // self.budget.freed_row_bytes))
+        if rows >= before:
+            return None
+        self._make_room(before - rows, counters)
+        moved = self.cache.shrink(rows)
+        if self.snapshot is not None:
+            self.snapshot.look_again()
+        self._shrink_buffers(rows)
+        return moved
+
+    def _shrunk(self, rows: int) -> budget.Budget:
+        return self.budget.shrunk(rows, None if self.snapshot is None else len(self._copies))
+
+    def _shrink_buffers(self, rows: int) -> None:
+        """Shrink the staging buffer to a cache of `rows` rows, and the copies too, unless a snapshot uses them."""
+        self.left = self._shrunk(rows)
+        for buffer in (self._staging, self._staging_keys):
+            release(buffer, self.left.staging_rows)
+        for buffer in (self._copies, self._copy_keys):
+            release(buffer, self.left.copy_rows)
+        self._staging = self._staging[: self.left.staging_rows]
+        self._staging_keys = self._staging_keys[: self.left.staging_rows]
+        self._copies = self._copies[: self.left.copy_rows]
+        self._copy_keys = self._copy_keys[: self.left.copy_rows]
+
+    def push(self, slots: Slots, rows: Floats, batch: int) -> None:
+        """Store trained rows in the cache. A snapshot being written first copies the old values that it needs."""
+        if self.snapshot is not None:
+            self.snapshot.save(slots)
+        self.cache.push(slots, rows, batch)
+
+    def lookup(self, keys: Keys, out: Floats) -> None:
+        """Copy rows of distinct keys to `out`: as last pushed, or the initial value of a new key. Changes no state."""
+        missing = np.flatnonzero(self.cache.find(keys, out) == NONE)
+        for start in range(0, len(missing), len(self._staging)):
+            positions = missing[start : start + len(self._staging)]
+            out[positions] = self._load(keys[positions])[0]
+
+    def begin_snapshot(self, snapshot_id: str) -> None:
+        """Begin to write the rows as they are now as snapshot `snapshot_id`; `step_snapshot` writes the pieces."""
+        self.snapshot = SnapshotWriter(snapshot_id, self.cache, self.store, self._copy_keys, self._copies)
+
+    def step_snapshot(self) -> bool:
+        """Write one piece of the snapshot, if there is one. Returns True when nothing is left to do."""
+        if self.snapshot is not None and self.snapshot.step():
+            self.snapshot = None
+        return self.snapshot is None
+
+    def finish_snapshot(self) -> None:
+        """Write the rest of the snapshot."""
+        while not self.step_snapshot():
+            pass
+
+
+MAX_NODES = 64  # the holders of a key are the bits of one 64-bit word
+KEPT_STATISTICS = 1024  # batches whose statistics are kept
 
 
 class MemPS:
-    """The rows of one partition: in memory what fits, the rest in `store`; `initial(keys, out)` makes unknown ones."""
+    """The rows of one table that this node owns: in memory as many as fit, the others in `store`.
+
+    `initial(keys, out)` writes the initial rows of keys that are new.
+    """
 
     def __init__(
         self,
@@ -44,10 +312,12 @@ class MemPS:
         epoch: int = 0,
         first_batch: int = 0,
         lru_share: float = 0.5,
+        remedy: Callable[[MemPS, int], str] | None = None,
     ) -> None:
+        """Allocate the cache. `remedy(self, rows)` returns what an error tells the user when `rows` rows do not fit."""
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"a partition serves 1 to {MAX_NODES} nodes, got {nodes}")
-        self.budget = budgets.split(
+        self.budget = budget.split(
             memory_bytes,
             store_bytes=store_bytes(store),
             row_bytes=layout.row_bytes,
@@ -55,47 +325,49 @@ class MemPS:
             lru_share=lru_share,
         )
         self.layout, self.nodes, self.run, self.epoch = layout, nodes, run, epoch
-        self.statistics: deque[BatchStatistics] = deque(maxlen=KEPT_STATISTICS)  # of batches that are over
+        self.statistics: deque[BatchStatistics] = deque(maxlen=KEPT_STATISTICS)  # of batches that have ended
+        self.made_rows = 0  # rows of new keys, in batches that have ended
+        self._remedy = remedy
         self._rows = CachedStore(self.budget, store, initial, pool)
-        self._next_pull = [first_batch] * nodes  # of each node: the batch it must pull next
+        self._next_pull = [first_batch] * nodes  # for each node: the batch that it must pull next
         self._next_answer = first_batch
-        self._newest_push = first_batch - 1  # whose rows are in the cache
-        self._pulls: dict[int, dict[int, Pull]] = {}  # registered, not answered: batch, node
+        self._newest_push = first_batch - 1  # the newest batch of which pushed rows are in the cache
+        self._pulls: dict[int, dict[int, Pull]] = {}  # registered but not answered, by batch and node
         self._united: WorkingSet | None = None  # of batch `_next_answer`, once all its pulls are in
-        self._flights: dict[int, Flight] = {}  # answered, not over; in batch order
-        self._planned: tuple[int, str] | None = None  # snapshot to begin: after which batch, under which name
+        self._flights: dict[int, Flight] = {}  # answered but not ended, in batch order
+        self._planned: tuple[int, str] | None = None  # snapshot that has not begun: its batch and its id
         self._counters: dict[int, Counter[str]] = {}
-        self._carried: Counter[str] = Counter()  # of snapshots; they count for the next batch
-        self._ready: list[Delivery] = []
+        self._carried: Counter[str] = Counter()  # counts from writing snapshots, added to those of the next batch
+        self._ready: list[PullReply] = []  # deliveries that the next pull or push returns
 
     @property
     def cache_rows(self) -> int:
-        """Rows that fit in memory; fewer when the store's index has grown."""
+        """Return the capacity of the cache in rows. It shrinks when the index of the store grows."""
         return self._rows.cache.cache_rows
 
     @property
     def batch_rows(self) -> int:
-        """The largest working set, over all nodes, that can be pulled at once."""
+        """Return the largest number of distinct rows, over all nodes, that one batch may pull."""
         return min(self.cache_rows, self._rows.left.flight_rows)
 
     @property
     def freed_row_bytes(self) -> int:
-        """What the cache gives back for each row when it shrinks."""
+        """Return the bytes that the cache releases per row when it shrinks."""
         return self.budget.freed_row_bytes
 
     @property
     def cached_rows(self) -> int:
-        """Rows that are in memory now."""
+        """Return the number of rows in memory now."""
         return self._rows.cache.cached_rows
 
     @property
     def pinned_rows(self) -> int:
-        """Rows that batches in flight hold now."""
+        """Return the number of rows that batches in flight hold now."""
         return self._rows.cache.pinned_rows
 
     @property
     def used_bytes(self) -> int:
-        """Memory in use, the store's index with it; at most `memory_bytes`."""
+        """Return an upper bound of the memory in use, including the index of the store; at most `memory_bytes`."""
         return self._rows.used_bytes
 
     # ---------------------------------------------------------------- pull
@@ -109,11 +381,11 @@ class MemPS:
         out: Floats | None = None,
         run: str | None = None,
         epoch: int | None = None,
-    ) -> list[Delivery]:
-        """Register a node's working set (distinct keys) for `batch`; returns what has become ready.
+    ) -> list[PullReply]:
+        """Register a node's working set (distinct keys) for `batch` and return the deliveries that have become ready.
 
         A batch is answered when all nodes have pulled it and all earlier ones, and its rows fit beside the pinned ones.
-        `keys` and `out` are kept until its last delivery; rows go to `out`, at their positions, if it is given.
+        If `out` is given, row i is written to out[i]. `keys` and `out` are used until the last delivery of the batch.
         """
         self._check_token(run, epoch, node)
         if batch != self._next_pull[node]:
@@ -129,12 +401,12 @@ class MemPS:
         try:
             self._answer()
         except Exception:
-            if batch >= self._next_answer:  # as if it had never been called
+            if batch >= self._next_answer:  # not answered yet: undo the registration
                 del self._pulls[batch][node]
                 self._next_pull[node] -= 1
                 self._united = None
             raise
-        return self._hand_out()
+        return self._take_ready()
 
     def _check_token(self, run: str | None, epoch: int | None, node: int) -> None:
         if (run is not None and run != self.run) or (epoch is not None and epoch != self.epoch):
@@ -154,35 +426,35 @@ class MemPS:
             raise CapacityError(
                 f"batch {batch} pulls {rows:,} distinct rows, but memory_bytes={self.budget.memory_bytes:,} holds at "
                 f"most {self.batch_rows:,} of one batch ({self.budget.row_bytes} bytes each, and their bookkeeping; "
-                f"the disk tier's index takes {store_bytes(self._rows.store):,}); make the batch smaller, or raise "
-                f"memory_bytes"
+                f"the disk tier's index takes {store_bytes(self._rows.store):,}); "
+                + (self._remedy(self, rows) if self._remedy else "make the batch smaller, or raise memory_bytes")
             )
 
     def _answer(self) -> None:
-        """Answer batches in order while they are complete and fit."""
+        """Answer batches in order, as long as the next one is pulled by all nodes and fits."""
         while len(self._pulls.get(self._next_answer, ())) == self.nodes:
             batch = self._next_answer
             if self._united is None:
                 pulls = self._pulls[batch]
                 self._united = WorkingSet([pulls[node] for node in range(self.nodes)])
                 self._counters[batch], self._carried = self._carried, Counter()
-            self._give_way(self._counters[batch])
+            self._shrink_for_index(self._counters[batch])
             self._check_size(len(self._united), batch)
             if not self._fits(self._united, batch):
                 self._counters[batch]["waits"] = 1
                 return
             self._open(self._united, batch)
 
-    def _give_way(self, counters: Counter[str]) -> None:
+    def _shrink_for_index(self, counters: Counter[str]) -> None:
         before = self.cache_rows
-        moved = self._rows.give_way(counters, self._least_rows())
+        moved = self._rows.shrink_for_index(counters, self._min_cache_rows())
         counters["given_rows"] += before - self.cache_rows
         if moved is not None:
             for flight in self._flights.values():
                 flight.move(self.cache_rows, moved)
 
-    def _least_rows(self) -> int:
-        """Of a cache with whose rows those in flight may be kept."""
+    def _min_cache_rows(self) -> int:
+        """Return the smallest cache size (rows) at which the bookkeeping of the batches in flight still fits."""
         in_flight = sum(len(flight.slots) for flight in self._flights.values())
         shrinks = self.budget.flight_rows >= self.budget.cache_rows
         return -(-in_flight * self.budget.cache_rows // self.budget.flight_rows) if shrinks else 0
@@ -201,7 +473,7 @@ class MemPS:
         return pinned <= cache.cache_rows or pinned - cache.count_pinned(working_set.keys) <= cache.cache_rows
 
     def _open(self, working_set: WorkingSet, batch: int) -> None:
-        """Pin the rows of a batch and make its first deliveries."""
+        """Pin the rows of a batch and create its first deliveries."""
         alone = working_set.pulls[0] if self.nodes == 1 else None
         out = None if alone is None else alone.out
         if alone is not None and out is None:
@@ -210,11 +482,11 @@ class MemPS:
         flight = Flight(batch, visit.slots, len(working_set))
         if alone is not None:
             assert out is not None
-            self._ready.append(dispatch.first_alone(alone, visit, flight, out))
+            self._ready.append(inflight.first_alone(alone, visit, flight, out))
         else:
             flight.working_set, flight.pushed = working_set, np.zeros(len(working_set), np.uint8)
             previous = self._flights.get(batch - 1)
-            self._ready += dispatch.first_shared(working_set, visit, flight, previous, self._rows.cache)
+            self._ready += inflight.first_shared(working_set, visit, flight, previous, self._rows.cache)
             working_set.forget_pulls()
         self._flights[batch] = flight
         self._united = None
@@ -222,10 +494,10 @@ class MemPS:
         self._next_answer += 1
         for other in self._flights:
             self._counters[other]["pinned_rows"] = max(self._counters[other]["pinned_rows"], self.pinned_rows)
-        self._close_if_over(flight)
+        self._close_if_ended(flight)
         self._begin_if_due()
 
-    def _hand_out(self) -> list[Delivery]:
+    def _take_ready(self) -> list[PullReply]:
         ready, self._ready = self._ready, []
         return ready
 
@@ -240,11 +512,12 @@ class MemPS:
         *,
         run: str | None = None,
         epoch: int | None = None,
-    ) -> list[Delivery]:
-        """Take back rows that `batch` has trained, of keys whose pusher is `node`; returns what has become ready.
+    ) -> list[PullReply]:
+        """Store rows that `batch` has trained and return the deliveries that have become ready.
 
-        They come in any order, all at once or in parts. One that breaks the protocol raises and changes nothing. Nodes
-        are not in step: what comes before all earlier batches are over is kept (not copied) until they are.
+        `node` pushes the keys of which it is the holder of lowest rank, in any order, in one call or several. A push
+        that breaks the protocol raises and changes nothing. Nodes do not run in lockstep: a push that arrives before
+        all earlier batches have ended is kept, without a copy of its rows, until they have.
         """
         self._check_token(run, epoch, node)
         self._check_rows("rows", rows, len(keys))
@@ -254,16 +527,16 @@ class MemPS:
                 raise ProtocolError(f"node {node} pushes batch {batch}, which has not been pulled yet")
             if len(keys):
                 raise StaleError(f"node {node} pushes batch {batch}, whose rows have all been pushed; drop it")
-            return self._hand_out()  # a node that is the lowest holder of nothing may come last
+            return self._take_ready()  # a node that has no row to push may come after the batch has ended
         if self.nodes == 1 and batch != min(self._flights):
             raise ProtocolError(f"batch {batch} is pushed, but {min(self._flights)} is not over; push in batch order")
         flight.deferred.append(Push(flight.claim(keys, node, self._rows.cache), rows))
-        self._take_back()
+        self._store_pushes()
         self._answer()
-        return self._hand_out()
+        return self._take_ready()
 
-    def _take_back(self) -> None:
-        """Take the pushes of the oldest batch, and when it is over those of the next."""
+    def _store_pushes(self) -> None:
+        """Store the pushes of the oldest batch; when it has ended, those of the next, and so on."""
         while self._flights and (oldest := self._flights[min(self._flights)]).deferred:
             for push in oldest.deferred:
                 self._rows.push(push.slots, push.rows, oldest.batch)
@@ -271,15 +544,16 @@ class MemPS:
             oldest.deferred = []
             self._newest_push = oldest.batch
             for later in self._flights.values():
-                self._ready += dispatch.late_rows(later, oldest.batch, self._rows.cache)
-            self._close_if_over(oldest)
+                self._ready += inflight.late_rows(later, oldest.batch, self._rows.cache)
+            self._close_if_ended(oldest)
             self._begin_if_due()
 
-    def _close_if_over(self, flight: Flight) -> None:
+    def _close_if_ended(self, flight: Flight) -> None:
         if flight.remaining:
             return
         del self._flights[flight.batch]
         counters = self._counters.pop(flight.batch)
+        self.made_rows += counters["new_keys"]
         names = BatchStatistics.__dataclass_fields__
         self.statistics.append(
             BatchStatistics(batch=flight.batch, **{name: counters[name] for name in names if name != "batch"})
@@ -288,7 +562,7 @@ class MemPS:
     # ------------------------------------------------------------- evaluation
 
     def lookup(self, keys: Keys, out: Floats | None = None) -> Floats:
-        """Rows of distinct keys as last pushed; unknown ones as they would begin. Changes nothing in the cache."""
+        """Return rows of distinct keys as last pushed, or the initial value of a new key. Changes no state."""
         if out is None:
             out = np.empty((len(keys), self.layout.width), np.float32)
         self._check_rows("out", out, len(keys))
@@ -299,11 +573,11 @@ class MemPS:
 
     @property
     def flushing(self) -> bool:
-        """A snapshot is being written, or will be when its batch is over."""
+        """Return True if a snapshot is being written, or will be when its batch has ended."""
         return self._planned is not None or self._rows.snapshot is not None
 
     def flush(self, batch: int, snapshot_id: str) -> None:
-        """Prepare a snapshot in the store that holds every push up to `batch` and none after."""
+        """Prepare a snapshot in the store that holds every push up to `batch` and none after it."""
         self.flush_begin(batch, snapshot_id)
         if self._planned is not None:
             self._planned = None
@@ -314,7 +588,7 @@ class MemPS:
         self.flush_finish()
 
     def flush_begin(self, batch: int, snapshot_id: str) -> None:
-        """Begin that snapshot as soon as `batch` is over, which may be now; `flush_step` then writes it."""
+        """Begin a snapshot after `batch` as soon as `batch` has ended, which may be now; `flush_step` writes it."""
         if self.flushing:
             raise ProtocolError(f"flush({batch}), but an earlier snapshot is not finished; call flush_finish first")
         if self._newest_push > batch:
@@ -333,19 +607,22 @@ class MemPS:
             self._planned = None
 
     def flush_step(self) -> bool:
-        """Write one piece of the snapshot, if it has begun; True when the store has prepared it, or there is none."""
+        """Write one piece of the snapshot, if it has begun.
+
+        Returns True when the store has prepared it, or if there is none.
+        """
         done = self._rows.step_snapshot()
-        self._give_way(self._carried)
+        self._shrink_for_index(self._carried)
         return done and self._planned is None
 
     def flush_finish(self) -> None:
-        """Write the rest of the snapshot, which must have begun."""
+        """Write the rest of the snapshot, which must have begun already."""
         if self._planned is not None:
             raise ProtocolError(f"the snapshot of batch {self._planned[0]} has not begun: its rows are not all pushed")
         while not self.flush_step():
             pass
 
     def close(self) -> None:
-        """Give the memory back. Rows pushed after the last snapshot are gone, as the epoch is."""
+        """Release the memory. Rows pushed after the last snapshot are lost: the incarnation ends here."""
         self.__dict__.pop("_rows", None)
         self._flights = {}

@@ -1,15 +1,13 @@
-"""How a job would run on machines that are not there: a small calibrated model of the pipeline.
+"""Predictions of how a job would run on hardware that is not available: a small calibrated model of the pipeline.
 
-In: a workload (a paper's model, a job, a finished run's record) and hardware. Out: for every number of nodes seconds of
-each stage, the bottleneck, memory and disk, examples/s and examples per cost, with every value that was fitted or
-assumed. PLAN.md says how it is calculated.
+In: a workload (a model of the paper, a job, or the record of a finished run) and hardware. Out: for each number of
+nodes, the seconds of each stage, the bottleneck, memory and disk, examples/s and examples per cost; and every value
+that was fitted or assumed. PLAN.md has the formulas.
 """
 
-from daskps.plan.calibrate import calibrate
-from daskps.plan.estimate import Estimate, plan
+from daskps.plan.estimate import Estimate, Hardware, Value, Workload, plan
 from daskps.plan.paper import PAPER_HARDWARE, paper_workload
-from daskps.plan.values import Hardware, Value, Workload
-from daskps.plan.work import workload_of
+from daskps.plan.workload import calibrate, workload_of
 
 __all__ = [
     "PAPER_HARDWARE",

@@ -1,7 +1,7 @@
-"""The paper's models A to E and its hardware: what it states, what is read off its plots, and what follows from both.
+"""The paper's models A to E and its hardware: stated numbers, numbers read from its plots, and derived numbers.
 
-In: a letter. Out: a `Workload` and the `Value`s that are not in the paper as such. The speed-up of model E on 2 and 4
-nodes is not computed with here, but was known when `network_share` was chosen (PLAN.md).
+In: the letter of a model. Out: its `Workload`, and the `Value`s that the paper does not state itself. The paper's
+speed-up of model E on 2 and 4 nodes is not an input here, but it was known when `network_share` was chosen (PLAN.md).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daskps.errors import ArgumentError
-from daskps.plan.values import Hardware, Value, Workload
+from daskps.plan.estimate import Hardware, Value, Workload
 
 MEASURED_NODES = 4
 PAPER_HARDWARE = Hardware(
@@ -18,23 +18,24 @@ PAPER_HARDWARE = Hardware(
     disk_bytes=20e12,
     hbm_bytes=8 * 32e9,
     network_bytes_per_second=12.5e9,
-    cost=10.0,  # CPU nodes
+    cost=10.0,  # in CPU nodes
 )
-E_SPEED_UP = {4: 3.57}  # stated; rates of the plot: 2.05e4, 3.7e4, 7.3e4 examples/s on 1, 2, 4 nodes
+# Speed-up of model E by number of nodes, as stated. The plot has 2.05e4, 3.7e4, 7.3e4 examples/s on 1, 2, 4 nodes.
+E_SPEED_UP = {4: 3.57}
 
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """A column of the paper's tables and plots, all on 4 nodes."""
+    """One model of the paper's tables and plots; all were measured on 4 nodes."""
 
     keys_per_example: int
     rows: float
     dense_parameters: float
     size_bytes: float
-    examples_per_second: float  # plot
-    stage_seconds: tuple[float, float, float]  # plot: read, pull/push, train
-    mpi_nodes: int
-    mpi_speed_up: float  # of 4 GPU nodes against them
+    examples_per_second: float  # from a plot
+    stage_seconds: tuple[float, float, float]  # from a plot: read, pull/push, train
+    mpi_nodes: int  # CPU nodes of the MPI cluster that the paper compares with
+    mpi_speed_up: float  # of 4 GPU nodes relative to that MPI cluster
 
 
 MODELS = {
@@ -44,11 +45,11 @@ MODELS = {
     "D": PaperModel(500, 1e11, 4e6, 6000e9, 7.1e4, (50, 215, 118), 150, 2.2),
     "E": PaperModel(500, 2e11, 7e6, 10000e9, 7.4e4, (78, 187, 160), 128, 2.6),
 }
-MINIBATCH_EXAMPLES = 4096.0
+MINIBATCH_EXAMPLES = 4096.0  # of one node; assumed
 
 
 def paper_workload(letter: str) -> tuple[Workload, list[Value]]:
-    """Model A to E, and every value that was fitted or assumed for it."""
+    """Return the workload of model A to E, and every value that was fitted or assumed for it."""
     found = MODELS.get(letter.upper())
     if found is None:
         raise ArgumentError(f"the paper has no model {letter!r}; it has {', '.join(MODELS)}")
@@ -90,7 +91,7 @@ def paper_workload(letter: str) -> tuple[Workload, list[Value]]:
 
 
 def price_performance(letter: str, examples_per_cost: float) -> float:
-    """Examples per cost against the MPI cluster that the paper compares with, whose nodes cost 1 each."""
+    """Return examples per cost, relative to the MPI cluster that the paper compares with; its nodes cost 1 each."""
     found = MODELS[letter.upper()]
     mpi_rate = found.examples_per_second / found.mpi_speed_up
     return examples_per_cost / (mpi_rate / found.mpi_nodes)

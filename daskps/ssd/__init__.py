@@ -1,14 +1,13 @@
-"""SSD-PS: rows as immutable, checksummed Zarr files, with crash-safe snapshots.
+"""SSD-PS, the disk tier: rows in segments (immutable, checksummed Zarr chunks), with crash-safe snapshots.
 
-`Store` is one partition, `Partitions` the owned ones of a table, with the same calls. FORMAT.md beside this file is the
-format on disk.
+`Store` is one partition of a table. `TableStore` are the partitions that a node owns, with the same methods. FORMAT.md
+in this folder describes the format on disk.
 """
 
 from daskps.ssd.manifest import Snapshot
-from daskps.ssd.options import Options
-from daskps.ssd.partitions import Partitions
-from daskps.ssd.placement import Placement
-from daskps.ssd.statistics import Statistics
+from daskps.ssd.options import Options, Statistics
 from daskps.ssd.store import Store
+from daskps.ssd.table_store import TableStore
+from daskps.storage.partition import Placement
 
-__all__ = ["Options", "Partitions", "Placement", "Snapshot", "Statistics", "Store"]
+__all__ = ["Options", "Placement", "Snapshot", "Statistics", "Store", "TableStore"]

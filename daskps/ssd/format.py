@@ -1,7 +1,4 @@
-"""Names, sizes and metadata texts of a partition on disk, in one place; FORMAT.md explains them.
-
-In: a row layout and file numbers. Out: file names, byte counts, and the exact text of every zarr.json.
-"""
+"""The format of a partition on disk: names, sizes, Zarr metadata and CRC-32C checksums. FORMAT.md explains it."""
 
 from __future__ import annotations
 
@@ -9,19 +6,47 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from daskps.device.native import library
 from daskps.errors import ArgumentError, CorruptionError
-from daskps.ssd.checksum import crc32c
 from daskps.ssd.index import PLACES
 from daskps.types import RowLayout
+
+
+def crc32c(*pieces: Any) -> int:
+    """Return the CRC-32C of the bytes of all pieces, one after the other."""
+    total = 0
+    for piece in pieces:
+        data = _bytes(piece)
+        total = library().ssd_crc32c(data=data, n=len(data), before=total)
+    return total
+
+
+def block_sums(piece: Any, total_bytes: int, block_bytes: int) -> npt.NDArray[np.uint32]:
+    """Return the CRC-32C of each block of `piece`, which is extended with zeros to `total_bytes`."""
+    data = _bytes(piece)
+    sums = np.empty(-(-total_bytes // block_bytes), np.uint32)
+    library().ssd_block_sums(data=data, n=len(data), total=total_bytes, block_bytes=block_bytes, sums=sums)
+    return sums
+
+
+def _bytes(piece: Any) -> npt.NDArray[np.uint8]:
+    if isinstance(piece, np.ndarray):
+        return piece.reshape(-1).view(np.uint8)
+    return np.frombuffer(piece, np.uint8)
+
 
 FORMAT = "daskps-ssd"
 VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = "lock"
 KEY_BYTES = 8
-# Read together with its checksum: the disk's own page, so a single row costs one small read (FORMAT.md, "Reading").
+# Bytes per checksum, and so the smallest read: a page of the disk. A single row costs one small read (FORMAT.md,
+# "Reading").
 BLOCK_BYTES = 4096
-# Rows of a parameter file, as bytes: large enough to write at full speed, small enough to stage in memory.
+# Bytes of rows in a full segment: large enough to be written at full speed, small enough to be collected in memory.
 FILE_BYTES = 16 << 20
 DATA_ARRAYS = ("keys", "rows", "checksums")
 SNAPSHOT_ARRAYS = ("live", "index")
@@ -29,11 +54,11 @@ SNAPSHOT_ARRAYS = ("live", "index")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes that follow from a store's layout: R = file_rows rows a parameter file."""
+    """The sizes of a segment, from the layout of a row and the number of rows per segment."""
 
     layout: RowLayout
-    file_rows: int  # R, a multiple of 8
-    block_bytes: int = BLOCK_BYTES
+    file_rows: int  # R: rows of a full segment, a multiple of 8
+    block_bytes: int = BLOCK_BYTES  # bytes per checksum
 
     def __post_init__(self) -> None:
         if self.file_rows < 8 or self.file_rows % 8 or self.file_rows > PLACES // 2:
@@ -43,56 +68,56 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Return the bytes of one row."""
         return self.layout.row_bytes
 
     @property
     def keys_bytes(self) -> int:
-        """Bytes of a file's chunk of keys."""
+        """Return the bytes of a segment's chunk of keys."""
         return KEY_BYTES * self.file_rows
 
     @property
     def rows_bytes(self) -> int:
-        """Bytes of a file's chunk of rows."""
+        """Return the bytes of a segment's chunk of rows."""
         return self.row_bytes * self.file_rows
 
     @property
     def key_blocks(self) -> int:
-        """Checksummed blocks of the keys; in a file's chunk of checksums they come first."""
+        """Return the number of blocks of the keys; their checksums come first in the chunk of checksums."""
         return -(-self.keys_bytes // self.block_bytes)
 
     @property
     def row_blocks(self) -> int:
-        """Checksummed blocks of the rows."""
+        """Return the number of blocks of the rows."""
         return -(-self.rows_bytes // self.block_bytes)
 
     @property
     def blocks(self) -> int:
-        """All checksums of a file."""
+        """Return the number of checksums of a segment."""
         return self.key_blocks + self.row_blocks
 
     @property
     def most_files(self) -> int:
-        """Parameter files that 32-bit places can tell apart."""
+        """Return the largest number of segments that 32-bit places can address."""
         return PLACES // self.file_rows
 
     def data_bytes(self, rows: int) -> int:
-        """Bytes that `rows` rows take on disk: keys, rows and checksums, without the holes of a short file."""
+        """Return the bytes on disk of a segment with `rows` rows: keys, rows, checksums; no hole of a short one."""
         return rows * (KEY_BYTES + self.row_bytes) + 4 * self.blocks
 
 
 def default_file_rows(layout: RowLayout) -> int:
-    """The largest power of two whose rows fit FILE_BYTES."""
+    """Return the rows of a full segment by default: the largest power of two whose rows fit into FILE_BYTES."""
     return max(8, 1 << ((FILE_BYTES // layout.row_bytes).bit_length() - 1))
 
 
 def chunk_names(number: int) -> tuple[str, str, str]:
-    """The files of parameter file `number`: keys, rows, checksums."""
+    """Return the names of the three files of segment `number`: keys, rows, checksums."""
     return f"keys/c.{number}", f"rows/c.{number}.0", f"checksums/c.{number}"
 
 
 def array_text(dtype: str, shape: list[int], chunk: list[int], names: list[str], attributes: dict[str, Any]) -> bytes:
-    """The zarr.json of an uncompressed little-endian array, with a checksum of itself among its attributes."""
+    """Return the zarr.json of an uncompressed little-endian array, with its own checksum as an attribute."""
     codec: dict[str, Any] = {"name": "bytes"}
     if dtype != "uint8":
         codec["configuration"] = {"endian": "little"}
@@ -113,7 +138,7 @@ def array_text(dtype: str, shape: list[int], chunk: list[int], names: list[str],
 
 
 def data_array_texts(shape: Shape, files: int) -> dict[str, bytes]:
-    """zarr.json of the three data arrays, grown to `files` parameter files."""
+    """Return the zarr.json of each of the three data arrays, long enough for `files` segments."""
     rows, file_rows, width = files * shape.file_rows, shape.file_rows, shape.layout.width
     fields = [{"name": f.name, "count": f.count, "dtype": f.dtype} for f in shape.layout.fields]
     return {
@@ -126,23 +151,23 @@ def data_array_texts(shape: Shape, files: int) -> dict[str, bytes]:
 
 
 def bytes_array_text(length: int) -> bytes:
-    """zarr.json of a run of bytes in one chunk: live bits or a saved index."""
+    """Return the zarr.json of an array of bytes with one chunk, for live bits or a saved index."""
     return array_text("uint8", [length], [max(1, length)], ["byte"], {})
 
 
 def group_text(attributes: dict[str, Any]) -> bytes:
-    """zarr.json of a group."""
+    """Return the zarr.json of a group."""
     return sealed({"zarr_format": 3, "node_type": "group", "attributes": attributes})
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """Canonical JSON of a Zarr document whose attributes hold the CRC-32C of the text without it."""
+    """Return canonical JSON of a Zarr document, with the CRC-32C of the text without that field as an attribute."""
     attributes = {**document["attributes"], "crc32c": crc32c(canonical(document))}
     return canonical({**document, "attributes": attributes})
 
 
 def check_sealed(name: str, text: bytes) -> dict[str, Any]:
-    """The document in `text`, if it is exactly what `sealed` wrote."""
+    """Return the document in `text`. Raises CorruptionError if it is not exactly what `sealed` has written."""
     try:
         document: dict[str, Any] = json.loads(text)
         attributes = dict(document["attributes"])
@@ -156,5 +181,5 @@ def check_sealed(name: str, text: bytes) -> dict[str, Any]:
 
 
 def canonical(document: dict[str, Any]) -> bytes:
-    """The one text that stands for a JSON document."""
+    """Return the canonical text of a JSON document: sorted keys, no spaces, a newline at the end."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"

@@ -1,8 +1,11 @@
-"""The index of one partition: from key to place, in memory, exact, at most 12 bytes a key.
+"""The index of one partition: an exact hash table in memory from key to place, at most 12 bytes per key.
 
-In: whole arrays of keys and places (a place is the row's number in the partition's Zarr arrays). Out: places, or the
-places that were replaced. The tables are NumPy arrays that the native side fills (index.cpp says how); groups grow by
-themselves in small steps, a megabyte at a time, so growing never holds the index twice.
+A place is the number of a row along the first axis of the partition's Zarr arrays. Input: arrays of keys and places.
+Output: places, or the places that were replaced.
+
+The index consists of 256 groups, chosen by the first byte of the key's hash. A group is an array of 10-byte cells
+(called slots in names) that native code fills (index.cpp describes the layout). Groups grow one by one, at most about
+a megabyte at a time, so the index is never in memory twice.
 """
 
 from __future__ import annotations
@@ -16,39 +19,39 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from daskps.backend.native import library
-from daskps.backend.pool import ComputePool
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.types import Bools, Int64s, Keys
 
 Places: TypeAlias = npt.NDArray[np.uint32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-ABSENT = 0xFFFFFFFF  # in answers: no such key
-PLACES = 0xFFFFFFFE  # places are below this
+ABSENT = 0xFFFFFFFF  # returned instead of a place: no such key
+PLACES = 0xFFFFFFFE  # every place is below this
 
 GROUPS = 256
-SLOT_BYTES = 10
-# Bits of the hash in a slot, and the places that fit beside them; two more mean a free slot and a removed key.
+SLOT_BYTES = 10  # bytes of a cell: 80 bits, hash and place
+# Bits of the hash in a cell: 56 while places fit into 24 bits, 48 (with 32-bit places) afterwards.
 NARROW, WIDE = 56, 48
-NARROW_PLACES = (1 << 24) - 2
-# A group is full at 90%: a new key then moves 50 others on average, at 94% it would move 140. It grows to 1.19 slots a
-# key, or to 1.124 for keys that are known to come; what was foreseen and did not come is given back from 1.197 on.
-FULL = 0.90
-GROWN = 1.19
-PACKED = 1.124
-LOOSE = 1.197
-LEAST_SLOTS = 4
-# Slots behind the capacity, for what the end pushes over it; more where that is not enough.
+NARROW_PLACES = (1 << 24) - 2  # 24-bit places are below this; the two other values mark a free cell and a removed key
+# A group is full when 90% of its cells are used: a new key then moves 50 others on average; at 94% it would move 140.
+FULL = 0.90  # fraction of the cells
+GROWN = 1.19  # cells per key after a full group has grown
+PACKED = 1.124  # cells per key where the keys are known in advance: the rest of an append, or `reserve`
+LOOSE = 1.197  # above so many cells per key, `_tighten` shrinks a group (expected keys did not come, or were removed)
+LEAST_SLOTS = 4  # cells of an empty group
+# Cells behind the capacity of a group, for keys that probing pushes over its end. A group gets more if these are full.
 TAIL_SLOTS = 64
-# From here on slots are mapped by themselves and go back to the system: the heap would keep the holes that growing
-# groups leave, 9 bytes for each of 60 million keys. (A group of this size loses 1% to its last page.)
+# From this size on, the cells of a group have a memory mapping of their own, which goes back to the system when the
+# group moves. The heap would keep the holes: 9 bytes per key at 60 million keys. (At this size, 1% is lost to the last
+# page.)
 MAPPED_BYTES = 256 << 10
-HUGE_BYTES = 2 << 20
-# Groups that are moved at once: their old and new slots are in memory together.
+HUGE_BYTES = 2 << 20  # from this size on, a mapping asks for huge pages
+# Bytes of the groups that are moved together: their old and new cells are in memory at the same time.
 MOVED_BYTES = 1 << 20
-# Keys handled at once: bounds the scratch of one insert to 16 bytes x this, and keeps it in the cache.
+# Keys inserted at once. Bounds the scratch memory of an insert to 16 bytes per key, 16 MB, and keeps it in CPU cache.
 BATCH_KEYS = 1 << 20
-# A hand-over to the pool costs more than this many keys.
+# Keys; for fewer, waking the threads of the pool costs more than it saves.
 FEW_KEYS = 4096
 
 T = TypeVar("T")
@@ -56,9 +59,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class IndexImage:
-    """An index as it is in memory. Views: save before the next change."""
+    """The arrays of an index, as a snapshot saves them. They are views: save them before the index changes."""
 
-    bits: int  # of the hash in a slot
+    bits: int  # bits of the hash in a cell
     capacities: Int64s  # (256,)
     keys: Int64s  # (256,)
     removed: Int64s  # (256,)
@@ -67,7 +70,7 @@ class IndexImage:
 
 
 class KeyIndex:
-    """Maps every 64-bit key to a 32-bit place. Not locked: its owner serialises changes against everything else."""
+    """A hash table from 64-bit keys to 32-bit places. It has no lock: the caller serialises changes and lookups."""
 
     def __init__(self, pool: ComputePool) -> None:
         self._pool = pool
@@ -85,11 +88,11 @@ class KeyIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the index holds."""
+        """Return the bytes of memory that the index uses."""
         return SLOT_BYTES * int(self._starts[:, -1].sum()) + self._starts.nbytes + 5 * 8 * GROUPS
 
     def find(self, keys: Keys) -> Places:
-        """The place of every key, ABSENT where there is none."""
+        """Return the place of every key, ABSENT where there is none."""
         places = np.empty(len(keys), np.uint32)
         find = library().ssd_index_find
 
@@ -110,7 +113,11 @@ class KeyIndex:
         return places
 
     def request(self, keys: Keys) -> tuple[npt.NDArray[np.uint64], Bools]:
-        """Words place << 32 | position of the keys that are there, in no order, and which keys those are."""
+        """Return read requests for the keys that exist, and a mask of these keys.
+
+        A request is the word ``place << 32 | position``, where the position is the index into `keys`. Requests are not
+        sorted.
+        """
         _, hashes, positions = self._partition(keys, None)
         requests, found = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint8)
         shares = self._shares(keys)
@@ -140,9 +147,10 @@ class KeyIndex:
         return requests, found.view(np.bool_)
 
     def insert(self, keys: Keys, places: Places, coming: int = 0) -> Places:
-        """Put or replace keys, the last of equal ones winning; returns the places that were replaced, in no order.
+        """Insert or replace keys; if a key occurs twice, the last place counts. Returns the places that were replaced.
 
-        ABSENT stands for new keys. `coming` more keys follow soon: groups that must grow make room for them as well.
+        They are in no order, and ABSENT stands for each new key. `coming` more keys will follow soon: groups that have
+        to grow make room for them too.
         """
         if self._bits == NARROW and len(places) and int(places.max()) >= NARROW_PLACES:
             self._widen()
@@ -156,7 +164,7 @@ class KeyIndex:
         return previous
 
     def remove(self, keys: Keys) -> Places:
-        """Take keys out; returns the places they had, ABSENT for keys that were not there."""
+        """Remove keys; return the places that they had, ABSENT for keys that did not exist."""
         previous = np.empty(len(keys), np.uint32)
         library().ssd_index_remove(
             bits=self._bits,
@@ -173,24 +181,24 @@ class KeyIndex:
         return previous
 
     def reserve(self, keys: int, places: int) -> None:
-        """Make room for `keys` keys with places below `places`, so that inserting them moves nothing.
+        """Make room for `keys` keys with places below `places`, so that inserting them moves no group.
 
-        The last insert, the one after which nothing is coming, gives back what is left.
+        The last insert, which has ``coming=0``, releases what was not needed.
         """
         if self._bits == NARROW and places > NARROW_PLACES:
             self._widen()
         mean = keys / GROUPS
-        slots = int(PACKED * (mean + 4 * mean**0.5)) + LEAST_SLOTS  # 4 standard deviations of a group's size
+        slots = int(PACKED * (mean + 4 * mean**0.5)) + LEAST_SLOTS  # mean + 4 standard deviations of a group's size
         small = np.flatnonzero(self._starts[:, -1] < slots)
         self._move(small, np.full(len(small), slots))
 
     def image(self) -> IndexImage:
-        """What a snapshot saves."""
+        """Return the arrays that a snapshot saves."""
         return IndexImage(self._bits, self._capacities, self._counts, self._dead, self._starts, self._slots)
 
     @classmethod
     def from_image(cls, pool: ComputePool, image: IndexImage) -> KeyIndex:
-        """The index that `image` was taken from; its arrays become the index's own."""
+        """Return an index that is equal to the saved one. It uses the arrays of `image` without a copy."""
         index = cls(pool)
         index._bits, index._slots, index._starts = image.bits, image.slots, image.starts
         index._capacities, index._counts, index._dead = image.capacities, image.keys, image.removed
@@ -225,13 +233,16 @@ class KeyIndex:
                 new, done = self._counts[full] - counts_before[full], cursors[full] - begins[full]
                 self._grow(full, (ends[full] - cursors[full] + coming // GROUPS) * new // (done + 32))
 
-        pieces = 1 if len(keys) < FEW_KEYS else 4 * self._pool.cores  # small ones, because groups that grow take longer
+        pieces = 1 if len(keys) < FEW_KEYS else 4 * self._pool.cores  # 4 per core: groups that grow take longer
         self._each(lambda piece: run(GROUPS * piece // pieces, GROUPS * (piece + 1) // pieces), pieces)
 
     def _partition(
         self, keys: Keys, values: Places | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], Places]:
-        """Where each group begins, and in group order the hashes of the keys with their values (or positions)."""
+        """Return where each group begins, and in group order the hashes of the keys and their values.
+
+        If `values` is None, the values are the positions of the keys.
+        """
         shares = self._shares(keys)
         cuts = [len(keys) * share // shares for share in range(shares + 1)]
         counts = np.zeros((shares, GROUPS), np.int64)
@@ -265,24 +276,24 @@ class KeyIndex:
         return [call(0)] if shares == 1 else self._pool.map(call, range(shares))
 
     def _grow(self, groups: Int64s, coming: Int64s) -> None:
-        """Make room in full groups, for about as many keys as are coming."""
+        """Enlarge full groups; `coming` is an estimate of the keys that each of them still gets."""
         counts = self._counts[groups]
-        foreseen = np.minimum(PACKED * (counts + coming), 16 * counts + 512)  # an estimate: not too far at once
+        foreseen = np.minimum(PACKED * (counts + coming), 16 * counts + 512)  # limited: `coming` is only an estimate
         self._move(groups, np.maximum(GROWN * counts, foreseen).astype(np.int64) + LEAST_SLOTS)
 
     def _tighten(self) -> None:
-        """Give back what was foreseen for keys that did not come, and what removed keys have left."""
+        """Release cells that were reserved for keys that did not come, and cells of removed keys."""
         loose = np.flatnonzero(self._starts[:, -1] > LOOSE * self._counts + LEAST_SLOTS)
         self._move(loose, (PACKED * self._counts[loose]).astype(np.int64) + LEAST_SLOTS)
 
     def _widen(self) -> None:
-        """Make room for 32-bit places in every slot."""
+        """Change all cells from 24-bit to 32-bit places."""
         starts = np.empty((GROUPS, (1 << (56 - WIDE)) + 1), np.uint32)
         self._move(np.arange(GROUPS), self._starts[:, -1].astype(np.int64), WIDE, starts)
         self._bits, self._starts = WIDE, starts
 
     def _move(self, groups: Int64s, slots: Int64s, bits: int | None = None, starts: Places | None = None) -> None:
-        """Give groups new slots, about a megabyte at a time, leaving removed keys behind."""
+        """Copy groups to new arrays of `slots` cells, about a megabyte at a time, without the removed keys."""
         bits = self._bits if bits is None else bits
         starts = self._starts if starts is None else starts
         if len(groups):
@@ -311,16 +322,16 @@ class KeyIndex:
                 starts=starts,
                 ends=ends,
             )
-            fits = ends < slots  # the next key must find a free slot, wherever it belongs
+            fits = ends < slots  # a cell stays free at the end, so that the next key fits wherever its home is
             for group, array in zip(groups[fits].tolist(), itertools.compress(arrays, fits), strict=True):
                 old, self._slots[group] = self._slots[group], array
-                if isinstance(old.base, np.ndarray):  # a part of what was opened: other groups keep the rest of it
+                if isinstance(old.base, np.ndarray):  # a view of what `read_index` read; others use the rest
                     library().ssd_give_back(memory=old, n=old.nbytes)
             done = groups[fits]
             self._tables[done], self._capacities[done] = tables[fits], capacities[fits]
             self._limits[done], self._dead[done] = FULL * slots[fits], 0
             all_starts[done] = starts[fits]
-            # Keys that crowd at the end of a group: the slots behind the capacity are too few for them.
+            # Too many keys at the end of these groups for the cells behind the capacity: try again with more cells.
             groups, capacities = groups[~fits], capacities[~fits]
             slots = ends[~fits] + np.minimum(TAIL_SLOTS, capacities // 32) + LEAST_SLOTS
 
@@ -328,7 +339,7 @@ class KeyIndex:
 def _uninitialised(size: int) -> Bytes:
     if size < MAPPED_BYTES:
         return np.empty(size, np.uint8)
-    # Small pages are all made at once, which takes half the time of faults; huge ones are few.
+    # Create all small pages at once: this takes half the time of page faults. Huge pages are few.
     populate = getattr(mmap, "MAP_POPULATE", 0) if size < HUGE_BYTES else 0
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate)
     if size >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):

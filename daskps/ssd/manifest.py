@@ -1,6 +1,7 @@
-"""The manifest: which snapshots there are, and which parameter files each one needs. Replaced as a whole, atomically.
+"""The manifest of a partition: its snapshots and the segments that each one needs. It is replaced atomically.
 
-In: the text of manifest.json. Out: `Manifest` and `Snapshot` values; a change is a new value and a new text.
+Input: the text of manifest.json. Output: `Manifest` and `Snapshot`, which are immutable: a change makes a new value
+and a new text.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import xxhash
+
 from daskps.errors import CorruptionError, SnapshotError, StoreError
-from daskps.ssd.checksum import crc32c
-from daskps.ssd.format import FORMAT, MANIFEST, VERSION, Shape, canonical
+from daskps.ssd.format import FORMAT, MANIFEST, VERSION, Shape, canonical, crc32c
 from daskps.types import Field, RowLayout
 
 State = Literal["prepared", "confirmed"]
@@ -19,62 +21,76 @@ State = Literal["prepared", "confirmed"]
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One parameter file as a snapshot needs it."""
+    """A segment as recorded in a snapshot."""
 
     number: int
     rows: int  # rows written; the rest of the chunk is zeros
-    crc32c: int  # of the file's chunk of block checksums
+    crc32c: int  # of the segment's chunk of block checksums
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A named state: its files and which of their rows are live."""
+    """A named state of the partition: its segments and their live rows."""
 
     id: str
-    number: int  # names live/<number> and index/<number>; grows with every snapshot
+    number: int  # in the paths live/<number> and index/<number>; larger for every new snapshot
     state: State
     live_rows: int
     files: tuple[FileEntry, ...]
-    live_bytes: int
+    live_bytes: int  # size of the live bits
     live_crc32c: int
-    index_bytes: int | None  # None: no index was saved; opening rebuilds it from the keys
-    index_crc32c: int | None  # of the image's head, which holds the sums of its groups
+    index_bytes: int | None  # None: no index was saved, so opening rebuilds it from the keys
+    index_crc32c: int | None  # of the head of the saved index, which has the checksums of its groups
+    changed_rows: int = 0  # rows appended or deleted before it since the store was created; 0 with older daskps
 
     @property
     def array_files(self) -> int:
-        """Parameter files that the arrays must reach."""
+        """Return the length that the data arrays need, in segments: the largest segment number plus one."""
         return max((entry.number for entry in self.files), default=-1) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that is committed."""
+    """The committed state of a partition."""
 
     shape: Shape
-    generation: int = 0  # counts the replacements
-    next_number: int = 1  # of the next snapshot
-    array_files: int = 0  # parameter files that the arrays' zarr.json reach
+    generation: int = 0  # number of replacements so far
+    next_number: int = 1  # number of the next snapshot
+    array_files: int = 0  # length of the data arrays by their zarr.json, in segments
     snapshots: tuple[Snapshot, ...] = ()
+    model: str = ""  # id of the model that the rows belong to; "" if it is not known
 
     def snapshot(self, snapshot_id: str) -> Snapshot:
-        """The snapshot of that id."""
+        """Return the snapshot with this id, or raise SnapshotError."""
         for snapshot in self.snapshots:
             if snapshot.id == snapshot_id:
                 return snapshot
         known = ", ".join(f"{s.id!r} ({s.state})" for s in self.snapshots) or "none"
         raise SnapshotError(f"no snapshot {snapshot_id!r} here; there are: {known}")
 
+    def digest(self, snapshot: Snapshot) -> str:
+        """Return the XXH3 of everything that determines a snapshot's rows: shape, segments with checksums, live bits.
+
+        The model's manifest keeps it, so that a partition of another model or of another time is detected. The state is
+        left out because it changes, and the index because it follows from keys and live bits.
+        """
+        files = [[entry.number, entry.rows, entry.crc32c] for entry in snapshot.files]
+        live = [snapshot.live_rows, snapshot.live_bytes, snapshot.live_crc32c]
+        shape = [[asdict(field) for field in self.shape.layout.fields], self.shape.file_rows, self.shape.block_bytes]
+        part = {"id": snapshot.id, "number": snapshot.number, "files": files, "live": live, "shape": shape}
+        return xxhash.xxh3_64_hexdigest(canonical(part))
+
     def newest(self) -> Snapshot | None:
-        """The confirmed snapshot made last."""
+        """Return the newest confirmed snapshot, None if there is none."""
         confirmed = [snapshot for snapshot in self.snapshots if snapshot.state == "confirmed"]
         return max(confirmed, key=lambda snapshot: snapshot.number, default=None)
 
     def kept(self) -> dict[int, FileEntry]:
-        """Every parameter file that some snapshot needs, by number."""
+        """Return all segments that some snapshot needs, by number."""
         return {entry.number: entry for snapshot in self.snapshots for entry in snapshot.files}
 
     def with_snapshot(self, snapshot: Snapshot) -> Manifest:
-        """This manifest with one snapshot more."""
+        """Return a manifest with one more snapshot."""
         return replace(
             self,
             generation=self.generation + 1,
@@ -84,17 +100,17 @@ class Manifest:
         )
 
     def without(self, ids: set[str]) -> Manifest:
-        """This manifest with those snapshots gone."""
+        """Return a manifest without these snapshots."""
         kept = tuple(snapshot for snapshot in self.snapshots if snapshot.id not in ids)
         return replace(self, generation=self.generation + 1, snapshots=kept)
 
     def confirmed(self, snapshot_id: str) -> Manifest:
-        """This manifest with one snapshot confirmed."""
+        """Return a manifest in which this snapshot is confirmed."""
         changed = tuple(replace(s, state="confirmed") if s.id == snapshot_id else s for s in self.snapshots)
         return replace(self, generation=self.generation + 1, snapshots=changed)
 
     def text(self) -> bytes:
-        """manifest.json, its own checksum included."""
+        """Return the text of manifest.json, including its own checksum."""
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -104,13 +120,18 @@ class Manifest:
             "file_rows": self.shape.file_rows,
             "block_bytes": self.shape.block_bytes,
             "array_files": self.array_files,
+            "model": self.model,
             "snapshots": [_snapshot_document(snapshot) for snapshot in self.snapshots],
         }
         return canonical({**document, "crc32c": crc32c(canonical(document))})
 
 
 def parse(url: str, text: bytes) -> Manifest:
-    """The manifest in `text`; refuses a newer version and anything that was not written here."""
+    """Return the manifest in `text`.
+
+    Raises StoreError for a newer version, and CorruptionError for a text that is not exactly what `Manifest.text`
+    writes.
+    """
     try:
         document = json.loads(text)
         version = int(document["version"]) if document["format"] == FORMAT else 0
@@ -132,6 +153,7 @@ def parse(url: str, text: bytes) -> Manifest:
         next_number=document["next_number"],
         array_files=document["array_files"],
         snapshots=tuple(_snapshot(entry) for entry in document["snapshots"]),
+        model=document.get("model", ""),
     )
 
 

@@ -1,36 +1,35 @@
-"""`Store`: the rows of one partition on disk, with snapshots that survive anything.
+"""The rows of one partition on disk (class `Store`), with crash-safe snapshots.
 
-In: whole arrays of keys and rows. Out: rows and which keys were found. FORMAT.md describes the files; `Stock` holds the
-current rows, the manifest what is committed. One writer lock serialises the changes, background compaction among them.
+Input: arrays of keys and rows. Output: rows, and a mask of the keys that were found. FORMAT.md describes the files.
+`LiveRows` has the current rows, the manifest has the committed state. One writer lock serialises all changes, including
+background compaction.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from daskps.backend.pool import ComputePool
-from daskps.errors import ArgumentError, CapacityError, SnapshotError, StoreError
-from daskps.ssd import recovery, saved
-from daskps.ssd.compaction import HALF, Compactor
-from daskps.ssd.files import Files, disk_error
+from daskps.device.pool import ComputePool
+from daskps.errors import ArgumentError, CapacityError, CorruptionError, SnapshotError, StoreError
+from daskps.ssd import recovery
+from daskps.ssd.files import Files, disk_error, files_at
 from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
+from daskps.ssd.live_rows import LiveRows
 from daskps.ssd.manifest import Manifest, Snapshot, State
-from daskps.ssd.options import Options
-from daskps.ssd.statistics import Counters, Statistics
-from daskps.ssd.stock import Stock
-from daskps.ssd.where import files_at
+from daskps.ssd.options import HALF, Compactor, Counters, Options, Statistics
 from daskps.types import Bools, Floats, Keys, RowLayout
 
 
 class Store:
-    """One partition. Make it with `create`, take it up with `open`; close it, or use it in a `with`."""
+    """One partition. Get it with `create` or `open`; close it, or use it in a `with`."""
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class Store:
         self._io: Executor = io or self._own_io  # type: ignore[assignment]
         self._writer = threading.RLock()
         self._counters = Counters()
-        self._stock = Stock(files, manifest, pool, options, self._io, self._counters)
-        self._unsaved_bytes = 0  # appended since an index was saved last
+        self._stock = LiveRows(files, manifest, pool, options, self._io, self._counters)
+        self._unsaved_rows = 0  # rows appended since an index was saved last
         self._failure: Exception | None = None
         self._compactor: Compactor | None = None
         self._closed = False
@@ -63,14 +62,15 @@ class Store:
         layout: RowLayout,
         *,
         pool: ComputePool,
+        model: str = "",
         file_rows: int | None = None,
         block_bytes: int = BLOCK_BYTES,
         options: Options | None = None,
         io: Executor | None = None,
     ) -> Store:
-        """A new, empty store at `path`: a folder, any fsspec URL, or a Zarr store."""
+        """Create an empty store at `path`: a folder, any fsspec URL, or a Zarr store. `model` is the model's id."""
         files = files_at(path)
-        manifest = Manifest(Shape(layout, file_rows or default_file_rows(layout), block_bytes))
+        manifest = Manifest(Shape(layout, file_rows or default_file_rows(layout), block_bytes), model=model)
         try:
             files.make([*DATA_ARRAYS, *SNAPSHOT_ARRAYS])
             files.lock()
@@ -92,23 +92,34 @@ class Store:
         *,
         pool: ComputePool,
         snapshot: str | None = None,
+        model: str | None = None,
+        digest: str = "",
         read_only: bool = False,
         rebuild_index: bool = False,
         options: Options | None = None,
         io: Executor | None = None,
     ) -> Store:
-        """The store at `path` in the state of `snapshot`, prepared or confirmed; by default the newest confirmed one.
+        """Open the store at `path` at `snapshot`, prepared or confirmed; by default at the newest confirmed one.
 
-        A writer removes the files of no snapshot (a crash leaves such) and counts them. Prepared snapshots stay until
-        `settle`, `confirm` or `discard` decides.
+        The store must belong to the model with id `model`; a writer records the id in a store that has none. `digest`
+        is the digest of this partition's part of the snapshot in the model's manifest, "" if it is not known. A writer
+        removes and counts the files that no snapshot needs, which a crash leaves behind. Prepared snapshots stay until
+        `settle`, `confirm` or `discard` is called.
         """
         files = files_at(path)
         if not read_only:
             files.lock()
         try:
             manifest = recovery.read_manifest(files)
+            if model is not None:
+                recovery.check_model(files, manifest, model)
             chosen = manifest.newest() if snapshot is None else manifest.snapshot(snapshot)
-            return cls(files, manifest, pool, options or Options(), io, read_only)._begin(chosen, rebuild_index)
+            if digest and chosen is not None:
+                recovery.check_digest(files, manifest, chosen, digest)
+            store = cls(files, manifest, pool, options or Options(), io, read_only)._begin(chosen, rebuild_index)
+            if model and not (read_only or manifest.model):
+                store._record_model(model)
+            return store
         except BaseException:
             files.close()
             raise
@@ -132,7 +143,7 @@ class Store:
         return self
 
     def close(self) -> None:
-        """Stop the threads and give up the lock. What no snapshot holds is lost: the next writer removes it."""
+        """Stop the threads and release the lock. Rows in no snapshot are lost; the next writer removes them."""
         if self._closed:
             return
         self._closed = True
@@ -155,9 +166,9 @@ class Store:
     # ---- rows
 
     def append(self, keys: Keys, rows: Floats) -> None:
-        """Put rows (n, width); a key that is there already gets the new row, the last one of equal keys.
+        """Insert or replace rows (n, width); if a key occurs twice, its last row counts.
 
-        An append that raises has taken a first part of its rows; appending all of them again is harmless.
+        An append that raises may have stored the first part of its rows; it is safe to append all of them again.
         """
         self._check_rows(keys, rows)
         with self._writer:
@@ -166,11 +177,14 @@ class Store:
             self._stock.append(keys, rows)
             self._counters.appended_rows += len(keys)
             self._counters.appended_bytes += keys.nbytes + rows.nbytes
-            self._unsaved_bytes += keys.nbytes + rows.nbytes
+            self._unsaved_rows += len(keys)
         self._nudge()
 
     def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
-        """Rows (n, width) of the keys, and which were found; rows of absent keys are zeros, or as `out` had them."""
+        """Return the rows (n, width) of the keys, and a mask of the keys that were found.
+
+        Rows of other keys are zeros, or unchanged if `out` is given.
+        """
         self._check_keys(keys)
         if out is None:
             out = np.zeros((len(keys), self.shape.layout.width), np.float32)
@@ -178,19 +192,19 @@ class Store:
         return out, self._stock.load(keys, out)
 
     def delete(self, keys: Keys) -> Bools:
-        """Take keys out; tells which were there. Like every change it becomes durable with the next snapshot."""
+        """Delete keys; return a mask of those that existed. The next snapshot makes it durable, as every change."""
         self._check_keys(keys)
         with self._writer:
             self._ready()
             found = self._stock.delete(keys)
             self._counters.deleted_rows += int(np.count_nonzero(found))
-            with contextlib.suppress(CapacityError):  # met again, with words, by the next append
+            with contextlib.suppress(CapacityError):  # the next append raises it again
                 self._stock.settle()
         self._nudge()
         return found
 
     def scan(self, snapshot: str | None = None) -> Iterator[tuple[Keys, Floats]]:
-        """Every live key and row, of the current state or of a snapshot, file by file, in no order of keys."""
+        """Yield all live keys and rows, of the current state or of a snapshot, one segment at a time; keys unsorted."""
         if snapshot is None:
             return self._stock.scan()
         return recovery.scan(self._files, self.shape, self._manifest.snapshot(snapshot), self._io)
@@ -202,22 +216,23 @@ class Store:
     # ---- snapshots
 
     def snapshots(self) -> list[Snapshot]:
-        """All snapshots, oldest first."""
+        """Return all snapshots, oldest first."""
         return list(self._manifest.snapshots)
 
     def prepared(self) -> list[str]:
-        """Ids of the snapshots that nobody has decided about."""
+        """Return the ids of the snapshots that are neither confirmed nor discarded yet."""
         return [snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "prepared"]
 
     def confirmed(self) -> list[str]:
-        """Ids of the valid snapshots."""
+        """Return the ids of the confirmed snapshots."""
         return [snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "confirmed"]
 
     def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
-        """Make the current state durable under a new id; `confirm` or `discard` decides about it later.
+        """Make the current state durable under a new id (first phase of a commit); `confirm` or `discard` follows.
 
-        The index is saved with it when `save_index` says so; by default once as many bytes were appended as it has, if
-        the disk budget has room for it.
+        `save_index` says whether the index is saved too. By default it is, if at least as many rows as it has keys were
+        appended since it was saved last and the disk budget has room. So frequent snapshots write mostly rows; opening
+        one without an index rebuilds it from the keys.
         """
         return self._snapshot(snapshot_id, save_index, "prepared")
 
@@ -226,41 +241,61 @@ class Store:
         return self._snapshot(snapshot_id, save_index, "confirmed")
 
     def confirm(self, snapshot_id: str) -> None:
-        """A prepared snapshot is valid from now on; confirming twice is harmless."""
+        """Make a prepared snapshot valid. Does nothing if it is confirmed already."""
         with self._writer:
             self._ready()
             if self._manifest.snapshot(snapshot_id).state == "prepared":
                 self._replace(self._manifest.confirmed(snapshot_id))
 
     def discard(self, snapshot_id: str) -> None:
-        """Give up a prepared snapshot."""
+        """Remove a prepared snapshot."""
         if self._manifest.snapshot(snapshot_id).state != "prepared":
             raise SnapshotError(f"snapshot {snapshot_id!r} is confirmed; drop it if it is not wanted any more")
         self._forget({snapshot_id})
 
     def drop(self, snapshot_id: str) -> None:
-        """Remove a confirmed snapshot; its files go when no other snapshot and no live row needs them."""
+        """Remove a confirmed snapshot. Its segments are deleted when no other snapshot and no live row needs them."""
         if self._manifest.snapshot(snapshot_id).state != "confirmed":
             raise SnapshotError(f"snapshot {snapshot_id!r} is only prepared; confirm or discard it")
         self._forget({snapshot_id})
 
     def settle(self, snapshot_id: str | None) -> None:
-        """Follow a decision made elsewhere: confirm `snapshot_id`, discard everything else that is only prepared."""
+        """Apply a decision of the caller: confirm `snapshot_id` and discard all other prepared snapshots."""
         if snapshot_id is not None:
             self.confirm(snapshot_id)
         undecided = {snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "prepared"}
         if undecided:
             self._forget(undecided)
 
-    def verify(self) -> int:
-        """Check every byte of every snapshot; returns the bytes checked, raises CorruptionError at the first damage."""
+    def digest(self, snapshot_id: str) -> str:
+        """Return the digest of this partition's part of a snapshot, for the model's manifest."""
+        manifest = self._manifest
+        return manifest.digest(manifest.snapshot(snapshot_id))
+
+    def verify(self, published: Mapping[str, str] | None = None) -> int:
+        """Check every byte of every snapshot; return the bytes checked. Raises CorruptionError at the first damage.
+
+        With `published`, only these snapshots are checked: digests by id (see recovery.verify). A read-only store
+        checks what is in its folder now: a run may have changed it since it was opened.
+        """
         with self._writer:
-            return recovery.verify(self._files, self._manifest, self._io, self._pool)
+            stored = recovery.read_manifest(self._files)
+            if self.read_only:
+                recovery.check_model(self._files, stored, self._manifest.model or stored.model)
+            elif stored != self._manifest:
+                raise CorruptionError(
+                    f"{self._files.url}/{MANIFEST}: generation {stored.generation} is on disk, "
+                    f"{self._manifest.generation} was written; another process has replaced it"
+                )
+            return recovery.verify(self._files, stored, self._io, self._pool, published)
 
     # ---- compaction and figures
 
     def compact(self, above: float = HALF) -> int:
-        """Rewrite all files that no snapshot needs and whose stale part is over `above`; returns how many."""
+        """Compact the segments whose stale fraction is over `above`, as far as the bound on disk use allows.
+
+        Returns the number of segments compacted.
+        """
         moved = 0
         with self._writer:
             self._ready()
@@ -272,21 +307,21 @@ class Store:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of index, live bits, block checksums and staging."""
+        """Return the bytes of memory of index, live bits, block checksums and write buffers."""
         return self._stock.memory_bytes
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of staging, which is made when it is needed."""
+        """Return the bytes of memory of write buffers. They are allocated when they are needed."""
         return self._stock.shelf.buffer_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on disk: parameter files of the current state and of snapshots, live bits, indexes, manifest."""
+        """Return the bytes on disk: segments of the current state and of snapshots, live bits, indexes, manifest."""
         return self._stock.disk_bytes
 
     def stats(self) -> Statistics:
-        """What was done since the store was opened, and what it holds."""
+        """Return the counters since the store was opened, and its size."""
         with self._stock.lock:
             return Statistics.of(
                 self._counters,
@@ -307,19 +342,21 @@ class Store:
             if any(snapshot.id == snapshot_id for snapshot in self._manifest.snapshots):
                 raise SnapshotError(f"there is a snapshot {snapshot_id!r} already; choose another id, or drop it first")
             self._stock.settle()
+            self._stock.tidy()
             try:
                 entries = self._stock.flush()
-            except OSError as error:  # of fsync: the kernel may have dropped the bytes, nothing can be trusted now
+            except OSError as error:  # fsync failed: the kernel may have dropped the bytes, so stop writing
                 self._failure = error
                 raise StoreError(
                     f"{self._files.url}: fsync failed ({error}); close the store and open it at its last snapshot"
                 ) from error
             if save_index is None:
                 index_bytes = self._stock.index.memory_bytes
-                save_index = self._unsaved_bytes >= index_bytes and self._stock.has_room(index_bytes)
+                enough = self._unsaved_rows >= self._stock.ledger.live_rows
+                save_index = enough and self._stock.has_room(index_bytes)
             number = self._manifest.next_number
             try:
-                snapshot, sent = saved.write_snapshot(
+                snapshot, sent = recovery.write_snapshot(
                     self._files, self._stock, self._pool, self._manifest, snapshot_id, state, entries, save_index
                 )
                 self._publish(self._manifest.with_snapshot(snapshot))
@@ -328,8 +365,13 @@ class Store:
                 recovery.remove_saved(self._files, number)
                 raise disk_error(self._files, error, self._stock.index.memory_bytes, self.disk_bytes) from error
             if save_index:
-                self._unsaved_bytes = 0
+                self._unsaved_rows = 0
             return snapshot
+
+    def _record_model(self, model: str) -> None:
+        """Record the model's id in a store that has none."""
+        with self._writer:
+            self._replace(replace(self._manifest, generation=self._manifest.generation + 1, model=model))
 
     def _replace(self, manifest: Manifest) -> None:
         try:
@@ -341,7 +383,7 @@ class Store:
         text = manifest.text()
         try:
             self._files.publish(MANIFEST, text)
-        except StoreError as error:  # it may or may not be there: only opening again tells
+        except StoreError as error:  # unknown which manifest a power cut would leave: stop writing
             self._failure = error
             raise
         self._counters.written_bytes += len(text)
@@ -395,6 +437,9 @@ class Store:
             return True
 
     def _failed(self, error: Exception) -> None:
-        """A full disk is met again by the next append, with words; anything else stops the writer."""
+        """Handle an error of background compaction: it stops the writer, unless the disk is full.
+
+        The next append raises the error of a full disk again.
+        """
         if not isinstance(error, CapacityError):
             self._failure = error

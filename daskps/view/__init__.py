@@ -1,1 +1,1 @@
-"""Seeing a run: figures of a batch, the log, the live pages, Prometheus metrics, and the report after it."""
+"""Views of a run: figures of a batch, the log, the live dashboard pages, Prometheus metrics, the report at the end."""

@@ -1,26 +1,24 @@
-"""What a finished batch tells, as one flat value: the log, the progress bar, the live pages and the report all show it.
-
-In: a `Progress` after a batch. Out: `BatchFigures`, plain numbers that travel as JSON.
-
-Hit rates: of all occurrences of keys, `hbm` is the share that found its row on the devices because another occurrence
-in the batch had brought it there. Of the rows that the batch brought there, `memory` is the share that was in MEM-PS,
-`disk` the share that was read from SSD-PS, and `new` the share that nobody had seen before; these three add up to 1.
-"""
+"""The figures of a finished batch, and the record of a run. Log, progress bar, live pages and report show them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from daskps.flow.progress import BatchReport, Progress
+from daskps.reports import Summary, from_record
 
 STAGES = ("read", "dedup", "pull", "load", "train", "push")
 TIERS = ("hbm", "memory", "disk", "new")
 
 
 def hit_rates(counts: Mapping[str, float]) -> dict[str, float]:
-    """Hit rate of each tier, from summed counts; see the module's docstring."""
+    """Return the hit rate of each tier, from summed counts.
+
+    HBM: the share of key occurrences that need no pull, because their key occurred before in the same batch. Memory,
+    disk, new: the shares of the pulled rows that the cache had, that the disk had, and that were created.
+    """
     keys, distinct = counts.get("keys", 0), counts.get("distinct_keys", 0)
     pulled = {"memory": counts.get("hits", 0), "disk": counts.get("misses", 0), "new": counts.get("new_keys", 0)}
     total = sum(pulled.values())
@@ -30,78 +28,86 @@ def hit_rates(counts: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """One batch, over all nodes."""
+    """The figures of one batch, over all nodes."""
 
     run: str
-    epoch: int  # of the run: grows with every restart
-    batch: int
-    steps: int
-    position: int  # rows of the data behind it
-    stop_position: int
+    epoch: int  # number of the incarnation: higher after every restart
+    batch: int  # number of the batch
+    steps: int  # steps of the batch
+    position: int  # examples of the data up to the end of this batch
+    stop_position: int  # position at which the run ends
     examples: int
     ended: float  # seconds since 1970
     examples_per_second: float  # over the last few batches
-    seconds_left: float
-    metrics: dict[str, float]  # progressive
+    seconds_left: float  # estimate until the run ends
+    metrics: dict[str, float]  # of the current pass so far
     rates: dict[str, float]  # hit rate of each tier in this batch
-    counts: dict[str, float]
-    levels: dict[str, float]
-    stage_seconds: dict[str, float]  # of each stage, of the slowest node, without waiting
-    waited_seconds: dict[str, float]
-    stages: tuple[tuple[int, str, float, float, float], ...] = field(default=())  # node, stage, start, end, waited
-    snapshot: str | None = None  # the last one published
+    counts: dict[str, float]  # counters of this batch
+    levels: dict[str, float]  # bytes and rows in each tier after this batch
+    stage_seconds: dict[str, float]  # work of each stage, of the slowest node, without waiting
+    waited_seconds: dict[str, float]  # waiting of each stage
+    snapshot: str | None = None  # the last published snapshot
 
     def plain(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the figures as JSON values."""
         return asdict(self)
 
 
-def batch_figures(progress: Progress, recent: Sequence[tuple[float, int]]) -> BatchFigures:
-    """Figures of the batch that has just finished; `recent` are the end and the examples of a few batches before it."""
-    reports = last_reports(progress)
-    token = reports[0].token
-    examples = sum(report.examples for report in reports)
-    ended = max(stage.ended for report in reports for stage in report.stages)
-    counts: dict[str, float] = {}
-    for report in reports:
-        for name, value in report.counts.items():
-            counts[name] = counts.get(name, 0) + value
-    busy: dict[str, float] = {}
-    waited: dict[str, float] = {}
-    for report in reports:
-        for stage in report.stages:
-            busy[stage.stage] = max(busy.get(stage.stage, 0.0), stage.seconds - stage.waited_seconds)
-            waited[stage.stage] = max(waited.get(stage.stage, 0.0), stage.waited_seconds)
+def figures_of(line: Mapping[str, Any], *, seconds_left: float = 0.0, snapshot: str | None = None) -> BatchFigures:
+    """Return the figures of a batch, given its line of the model's record."""
     return BatchFigures(
-        run=token.run,
-        epoch=token.epoch,
-        batch=token.batch,
-        steps=token.stop_step - token.first_step,
-        position=progress.position,
-        stop_position=progress.stop_position,
-        examples=examples,
-        ended=ended,
-        examples_per_second=(examples + sum(count for _, count in recent[1:])) / max(ended - recent[0][0], 1e-9),
-        seconds_left=progress.seconds_left,
-        metrics=dict(progress.metrics),
-        rates=hit_rates(counts),
-        counts=counts,
-        levels=dict(progress.levels),
-        stage_seconds=busy,
-        waited_seconds=waited,
-        stages=tuple(
-            (report.rank, stage.stage, stage.started, stage.ended, stage.waited_seconds)
-            for report in reports
-            for stage in report.stages
-        ),
-        snapshot=progress.snapshot,
+        run=line["run"],
+        epoch=line["incarnation"],
+        batch=line["batch"],
+        steps=line["stop_step"] - line["first_step"],
+        position=line["position"],
+        stop_position=line["stop_position"],
+        examples=line["examples"],
+        ended=line["ended"],
+        examples_per_second=line["examples_per_second"],
+        seconds_left=seconds_left,
+        metrics=from_record(line["metrics"]),
+        rates=hit_rates(line["counts"]),
+        counts=line["counts"],
+        levels=line["levels"],
+        stage_seconds=line["stage_seconds"],
+        waited_seconds=line["waited_seconds"],
+        snapshot=snapshot,
     )
 
 
-def last_reports(progress: Progress) -> Sequence[BatchReport]:
-    """What the nodes said of the batch that finished last."""
-    last = progress.reports[-1].token
-    first = len(progress.reports)
-    while first and progress.reports[first - 1].token == last:
-        first -= 1
-    return progress.reports[first:]
+@dataclass(slots=True)
+class Record:
+    """The record of one run, from its start in this process to its end; the input of the report."""
+
+    settings: dict[str, Any]
+    version: str
+    run: str = ""
+    started: float = field(default_factory=time.time)
+    ended: float = 0.0
+    ending: str = "running"  # at the end: finished, stopped, stopped early, failed: ...
+    summary: Summary = field(default_factory=Summary)
+    validations: list[dict[str, Any]] = field(default_factory=list)  # each with batch, position, metrics
+    warnings: list[str] = field(default_factory=list)
+    snapshot: str | None = None
+    best: dict[str, float] = field(default_factory=dict)  # synthetic data: best possible metrics of validation examples
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds from start to end."""
+        return self.ended - self.started
+
+    @property
+    def training_seconds(self) -> float:
+        """Return the seconds from the start of the first stage to the end of the last stage."""
+        return self.summary.ended - self.summary.started
+
+    @property
+    def examples_per_second(self) -> float:
+        """Return the mean rate over `training_seconds`."""
+        return self.summary.examples / self.training_seconds if self.training_seconds else 0.0
+
+    @property
+    def batches(self) -> list[BatchFigures]:
+        """Return the batches for curves; if there were many, an evenly spread selection."""
+        return [figures_of(line) for line in self.summary.points]

@@ -1,6 +1,6 @@
-"""The live pages in Dask's own dashboard: /daskps with all plots, and /individual-daskps-... with one each.
+"""The live pages in Dask's own dashboard: /daskps with all plots, and /individual-daskps-... with one plot each.
 
-In: a `Collector`, on the scheduler. Out: Bokeh documents that are drawn again twice a second.
+In: a `Collector` on the scheduler. Out: Bokeh documents that are updated twice per second.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from daskps.view.figures import STAGES
 from daskps.view.words import duration, percent, size
 
 if TYPE_CHECKING:
-    from daskps.view.collector import Collector
+    from daskps.view.live import Collector
 
 INTERVAL_MILLISECONDS = 500
-# The colours of the report (report.css).
+# The colours of stages, tiers and metrics, as in the report (report.css).
 COLORS = {
     "read": "#56b4e9",
     "dedup": "#12a37a",
@@ -43,39 +43,40 @@ COLORS = {
     "auc": "#0f6cbd",
     "rate": "#0f6cbd",
 }
-NAMES = {"hbm": "HBM", "disk": "SSD", "rate": "examples/s", "auc": "progressive"}
+# Legend labels of lines that are not shown by their own name.
+NAMES = {"hbm": "HBM", "disk": "SSD", "rate": "examples/s", "auc": "before training, per pass"}
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot: a title, its lines, how numbers are written, and where a line's value is in a batch's event."""
+    """Description of one plot."""
 
     title: str
-    lines: tuple[str, ...]
-    format: str
-    value: Callable[[dict[str, Any], dict[str, int], str], float]  # event, tasks under way, line
-    from_zero: bool = True
+    lines: tuple[str, ...]  # names of the lines
+    format: str  # of numbers on the y axis, as Bokeh's NumeralTickFormatter takes it
+    value: Callable[[dict[str, Any], str], float]  # value(event of a batch, name of a line)
+    from_zero: bool = True  # the y axis begins at 0
 
 
 PLOTS = {
-    "rate": Plot("Examples per second", ("rate",), "0.[0]a", lambda batch, _, line: batch["examples_per_second"]),
-    "auc": Plot("AUC", ("auc",), "0.000", lambda batch, _, line: batch["metrics"].get("auc", 0.5), from_zero=False),
-    "hits": Plot("Hit rates", ("hbm", "memory", "disk", "new"), "0%", lambda batch, _, line: batch["rates"][line]),
+    "rate": Plot("Examples per second", ("rate",), "0.[0]a", lambda batch, line: batch["examples_per_second"]),
+    "auc": Plot("AUC", ("auc",), "0.000", lambda batch, line: batch["metrics"].get("auc", 0.5), from_zero=False),
+    "hits": Plot("Hit rates", ("hbm", "memory", "disk", "new"), "0%", lambda batch, line: batch["rates"][line]),
     "bytes": Plot(
         "Bytes in each tier",
         ("hbm", "memory", "disk"),
         "0.[0] b",
-        lambda batch, _, line: batch["levels"].get(f"{line}_bytes", 0),
+        lambda batch, line: batch["levels"].get(f"{line}_bytes", 0),
     ),
     "stages": Plot(
-        "Seconds of each stage, a batch", STAGES, "0.[00]", lambda batch, _, line: batch["stage_seconds"].get(line, 0.0)
+        "Seconds of each stage, a batch", STAGES, "0.[00]", lambda batch, line: batch["stage_seconds"].get(line, 0.0)
     ),
-    "queues": Plot("Batches at or before each stage", STAGES, "0.[0]", lambda batch, tasks, line: tasks[line]),
+    "queues": Plot("Batches at or before each stage", STAGES, "0.[0]", lambda batch, line: batch["tasks"][line]),
 }
 
 
 class RunPage:
-    """The plots of one document."""
+    """The plots of one Bokeh document, with a line of text above them if there are several."""
 
     def __init__(self, collector: Collector, names: Sequence[str]) -> None:
         self._collector, self._names = collector, names
@@ -110,25 +111,24 @@ class RunPage:
         return made
 
     def update(self) -> None:
-        """Take over what was collected since."""
+        """Show the batches that the collector has now."""
         collector = self._collector
-        batches, depths = list(collector.batches), list(collector.depths)
+        batches = list(collector.batches)
         data: dict[str, list[float]] = {"batch": [batch["batch"] for batch in batches]}
         for name in self._names:
             plot = PLOTS[name]
             for line in plot.lines:
-                pairs = zip(batches, depths, strict=True)
-                data[f"{name} {line}"] = [plot.value(batch, tasks, line) for batch, tasks in pairs]
+                data[f"{name} {line}"] = [plot.value(batch, line) for batch in batches]
         self._source.data = data
         self._words.text = words(collector)
 
 
 def words(collector: Collector) -> str:
-    """The run in one line."""
+    """Return the state of the run as HTML: a heading and one line of figures."""
     if not collector.batches:
         state = "no run yet" if not collector.job else f"{collector.job}: {collector.state}"
         return f"<h2>{html.escape(state)}</h2>"
-    batch = collector.batches[-1]
+    batch = collector.batches.last
     done = percent(batch["position"] / max(batch["stop_position"], 1))
     parts = [
         f"batch {batch['batch']}",
@@ -156,16 +156,16 @@ def _document(collector: Collector, names: Sequence[str], _: Scheduler, extra: d
 
 
 def add_pages(scheduler: Scheduler, collector: Collector) -> None:
-    """Serve the pages from the scheduler's own web server, and name them in its navigation bar."""
+    """Serve the pages from the scheduler's own web server and add them to its navigation bar."""
     documents = {"/daskps": partial(_document, collector, tuple(PLOTS))}
     documents |= {f"/individual-daskps-{name}": partial(_document, collector, (name,)) for name in PLOTS}
     variables = template_variables(scheduler)
     if "daskps" not in variables["pages"]:
-        variables["pages"].append("daskps")  # the list that all of Dask's own pages show
+        variables["pages"].append("daskps")  # this list is shared by all of Dask's own pages
         variables["plots"] += [
             {"url": f"individual-daskps-{name}", "name": f"daskps: {plot.title}"} for name, plot in PLOTS.items()
         ]
-    # Dask keeps the prefix of its pages only in the application that serves them.
+    # Dask stores the URL prefix of its pages only in the application that serves them.
     prefix = next((app.prefix for app in scheduler.http_application.applications if hasattr(app, "prefix")), "")
     application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
     scheduler.http_application.add_application(application)

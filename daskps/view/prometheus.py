@@ -1,6 +1,6 @@
-"""Metrics of runs at Dask's own /metrics endpoint of the scheduler.
+"""Prometheus metrics of runs, at the /metrics endpoint of Dask's scheduler.
 
-In: a `Collector`. Out: a collector of prometheus_client, in the registry that the endpoint writes out.
+In: a `Collector`. Out: a collector of prometheus_client, registered in the registry that the endpoint serves.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from daskps.view.figures import STAGES, TIERS
 
 if TYPE_CHECKING:
-    from daskps.view.collector import Collector
+    from daskps.view.live import Collector
 
 
 class RunMetrics:
-    """Reads the collector whenever somebody scrapes."""
+    """Prometheus collector that reads the figures of `collector` on every scrape."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
 
     def register(self) -> None:
-        """Be part of /metrics."""
+        """Add these metrics to /metrics."""
         prometheus_client.REGISTRY.register(self)
 
     def unregister(self) -> None:
-        """Not any more."""
+        """Remove these metrics from /metrics."""
         prometheus_client.REGISTRY.unregister(self)
 
     def describe(self) -> list[Metric]:
-        """Nothing in advance: several schedulers may live in one process, one after the other."""
+        """Return no descriptions, so that the registry does not refuse the names of a second scheduler.
+
+        Several schedulers may live in one process, one after the other.
+        """
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """What is known now."""
+        """Yield the current metrics."""
         totals = self._collector.totals
         yield CounterMetricFamily("daskps_examples", "Examples trained", value=totals.get("examples", 0))
         yield CounterMetricFamily("daskps_batches", "Batches trained", value=totals.get("batches", 0))
@@ -60,13 +63,13 @@ class RunMetrics:
             yield from self._last_batch()
 
     def _last_batch(self) -> Iterator[Metric]:
-        batch, job = self._collector.batches[-1], self._collector.job
+        batch, job = self._collector.batches.last, self._collector.job
         values = {
-            "daskps_position_rows": ("Rows of the data behind the run", batch["position"]),
-            "daskps_stop_position_rows": ("Rows of the data that the run will see", batch["stop_position"]),
+            "daskps_position_rows": ("Examples of the data read so far", batch["position"]),
+            "daskps_stop_position_rows": ("Examples of the data when the run ends", batch["stop_position"]),
             "daskps_examples_per_second": ("Rate over the last few batches", batch["examples_per_second"]),
-            "daskps_compactions": ("Parameter files compacted by the run", batch["levels"].get("compactions", 0)),
-            "daskps_stale_rows": ("Rows on disk that newer ones replace", batch["levels"].get("stale_rows", 0)),
+            "daskps_compactions": ("Segments compacted by the run", batch["levels"].get("compactions", 0)),
+            "daskps_stale_rows": ("Rows on disk that newer rows have replaced", batch["levels"].get("stale_rows", 0)),
         }
         for name, (words, value) in values.items():
             gauge = GaugeMetricFamily(name, words, labels=["job"])

@@ -1,6 +1,6 @@
-"""A job's settings as TOML text, for the report and for people who want to run it again.
+"""A job's settings as TOML text, for the report and for running the job again.
 
-In: settings as plain values, from a snapshot. Out: text that `daskps train` takes.
+In: settings as JSON values, from a snapshot. Out: text that `daskps train` accepts.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 import re
 from typing import Any
 
-BARE = re.compile(r"[A-Za-z0-9_-]+")  # other names have quotes
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # TOML names that need no quotes
 
 
 def settings_text(settings: dict[str, Any]) -> str:
-    """A job's settings as TOML; what is not set is left out."""
+    """Return a job's settings as TOML; settings that are None are left out."""
     plain = {name: value for name, value in settings.items() if not isinstance(value, dict) and not _tables(value)}
     lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items() if value is not None]
     for name, value in settings.items():

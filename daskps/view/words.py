@@ -1,27 +1,28 @@
-"""Numbers as people read them, and as JSON takes them."""
+"""Formatting of numbers as short text, and as JSON values."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 
 def percent(share: float) -> str:
-    """0.714 as ``71%``."""
+    """Return a share as percent: 0.714 gives ``71%``."""
     return f"{100 * share:.0f}%"
 
 
 def duration(seconds: float) -> str:
-    """95 seconds as ``1:35``, 7500 as ``2:05:00``."""
+    """Return seconds as a clock shows them: 95 gives ``1:35``, 7500 gives ``2:05:00``."""
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(count: float) -> str:
-    """Bytes with a unit: 16035776 as ``16.0 MB``."""
+    """Return bytes with a unit: 16035776 gives ``16.0 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -30,7 +31,7 @@ def size(count: float) -> str:
 
 
 def short(number: float) -> str:
-    """A number in little room: 1234567 as ``1.23M``."""
+    """Return a number with at most three digits and a suffix: 1234567 gives ``1.23M``."""
     if abs(number) < 1000:
         return f"{number:.3g}"
     for unit in ("k", "M", "G"):
@@ -40,8 +41,17 @@ def short(number: float) -> str:
     return f"{number / 1000:,.3g}T"
 
 
+def metrics_name(metrics: Mapping[str, float]) -> str:
+    """Return the name of a pass's metrics: "progressive", or "training, pass N" from the second pass on.
+
+    From the second pass on, the examples have been trained on before, so the metrics are no longer progressive.
+    """
+    number = metrics.get("pass", 1.0)
+    return f"training, pass {number:.0f}" if number > 1 else "progressive"
+
+
 def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
+    """Return a value that JSON can hold: NaN and infinity become None, because JSON has neither."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):

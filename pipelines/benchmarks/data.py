@@ -20,11 +20,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Result, alternate, compare, missing
-from daskps.backend.pool import ComputePool
 from daskps.data.delimited import criteo
 from daskps.data.parquet import Parquet
+from daskps.data.reader import Source
 from daskps.data.schema import CRITEO_COLUMNS, criteo_schema
-from daskps.data.source import Source
+from daskps.device.pool import ComputePool
 
 INTEGERS, CATEGORIES = list(CRITEO_COLUMNS[1:14]), list(CRITEO_COLUMNS[14:])
 # Distinct values of Criteo's 26 categories in the first 45 million rows, rounded.

@@ -24,18 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Result, alternate, compare, missing
-from daskps.backend import compile as native_compile
-from daskps.backend.device import CpuDevice
-from daskps.backend.native import Function, variant
-from daskps.backend.ops.gradient import Status, join_sources, update_rows
-from daskps.backend.ops.group import group_occurrences
-from daskps.backend.ops.optimizer import Optimizer
-from daskps.backend.ops.pool import pool_rows
-from daskps.backend.ops.table import Shard, build_table, find_rows, join_shards
-from daskps.backend.ops.unique import unique
-from daskps.backend.pool import ComputePool
-from daskps.backend.signature import signatures
-from daskps.backend.workspace import Workspace
+from daskps.device import compile
+from daskps.device.device import CpuDevice, Workspace
+from daskps.device.native import Function, signatures, variant
+from daskps.device.pool import ComputePool
+from daskps.hbm.dedup import unique
+from daskps.hbm.gradient import Status, join_sources, update_rows
+from daskps.hbm.hash_table import Shard, build_table, find_rows, join_shards
+from daskps.hbm.optimizer import Optimizer
+from daskps.hbm.pooling import group_occurrences, pool_rows
 
 EXPONENT = 1.05
 STEPS = 12  # different mini-batches, more than any cache holds; a turn is one pass over them
@@ -266,10 +263,10 @@ def torch_step(work: Workload, steps: list[np.ndarray], gradient: np.ndarray) ->
 def float_update(folder: Path) -> Function:
     """The kernel of float_sums.cu, compiled like the library that is loaded."""
     source = Path(__file__).with_name("float_sums.cu")
-    march = native_compile.variants()[variant()]
+    march = compile.variants()[variant()]
     target = folder / "float_sums.so"
-    include = f"-I{native_compile.PACKAGE / 'kernels'}"
-    command = [*native_compile.compiler(), *native_compile.FLAGS, march, include, "-x", "c++", "-shared"]
+    include = f"-I{compile.PACKAGE / 'kernels'}"
+    command = [*compile.compiler(), *compile.FLAGS, march, include, "-x", "c++", "-shared"]
     subprocess.run([*command, str(source), "-o", str(target)], check=True)
     [signature] = signatures(source.read_text())
     return Function(signature, ctypes.CDLL(str(target))[signature.name])

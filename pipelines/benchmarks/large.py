@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.harness import Result, missing
 from daskps import open_model
 from daskps.config import make_job
-from daskps.flow.progress import Progress
-from daskps.flow.train import train
+from daskps.driver.run import train
+from daskps.reports import Progress
 
 DIMENSION = 64
 WINDOW = 5  # batches that a rate is taken over

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Result, alternate, compare, missing
-from daskps.backend.native import library
-from daskps.backend.pool import ComputePool
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.mem import MemPS
 from daskps.types import Field, RowLayout
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.harness import Result, alternate, compare
 from daskps.data.synthetic import Synthetic
-from daskps.model.group_metrics import GroupMetrics
-from daskps.model.metrics import Metrics
+from daskps.nn.group_metrics import GroupMetrics
+from daskps.nn.metrics import Metrics
 
 STEPS = 50  # counted in one turn
 STEP_SECONDS = 0.030

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.harness import Result, alternate, compare, missing
-from daskps.backend.pool import ComputePool
-from daskps.model.engine import cpu
-from daskps.model.network import Network, build
-from daskps.model.optimizer import DenseOptimizer
+from daskps.device.pool import ComputePool
+from daskps.nn.engine import cpu
+from daskps.nn.network import Network, build
+from daskps.nn.optimizer import DenseOptimizer
 
 HIDDEN = (128, 64)
 WORKLOADS = [(26, 16, 8192), (50, 8, 8192), (100, 8, 4096)]  # slots, dimension, examples a step

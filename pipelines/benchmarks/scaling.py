@@ -23,9 +23,9 @@ from distributed import Client
 
 from benchmarks.harness import Result, missing
 from daskps.config import Job, make_job
-from daskps.flow.embedded import local_workers
-from daskps.flow.progress import Outcome, Progress
-from daskps.flow.train import train
+from daskps.driver.driver import Outcome
+from daskps.driver.run import local_workers, train
+from daskps.reports import Progress
 
 EXAMPLES = 4096  # per node and step
 
@@ -80,11 +80,7 @@ def second_half(ends: dict[int, float]) -> float:
 
 def step_ends(outcome: Outcome) -> dict[int, float]:
     """When each batch was pushed by all nodes, by its last step."""
-    ends: dict[int, float] = {}
-    for report in outcome.progress.reports:
-        last = report.token.stop_step
-        ends[last] = max(ends.get(last, 0.0), report.stages[-1].ended)
-    return ends
+    return {line["stop_step"]: line["ended"] for line in outcome.batches()}
 
 
 def train_daskps(client: Client, nodes: int, steps: int) -> Run:
@@ -97,7 +93,7 @@ def train_daskps(client: Client, nodes: int, steps: int) -> Run:
 
     with tempfile.TemporaryDirectory() as out:
         outcome = train(job_of(nodes, steps, out), client=client, on_progress=note_at_the_end)
-    rate = second_half(step_ends(outcome)) * EXAMPLES * nodes
+        rate = second_half(step_ends(outcome)) * EXAMPLES * nodes
     return rate, sum(sent.values()) / (EXAMPLES * nodes * steps), outcome.metrics["auc"]
 
 

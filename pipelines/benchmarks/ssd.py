@@ -21,8 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.harness import Result, alternate, compare, missing
-from daskps.backend.pool import ComputePool
-from daskps.ssd import Options, Partitions, Store
+from daskps.device.pool import ComputePool
+from daskps.ssd import Options, Store, TableStore
 from daskps.types import Field, RowLayout
 
 LAYOUT = RowLayout((Field("embedding", 8), Field("accumulator", 1), Field("steps", 1, "uint32")))
@@ -133,7 +133,7 @@ def appends(folder: Path, pool: ComputePool, rows: int, rounds: int) -> list[Res
         return work
 
     def parted() -> None:
-        with Partitions.create(places / str(next(numbers)), LAYOUT, pool=pool) as table:
+        with TableStore.create(places / str(next(numbers)), LAYOUT, pool=pool) as table:
             table.append(keys, values)
             table.commit("a", save_index=False)
 
@@ -193,7 +193,7 @@ def loads(folder: Path, pool: ComputePool, rows: int, rounds: int) -> list[Resul
     with Store.create(path, LAYOUT, pool=pool) as store:
         store.append(keys, values)
         store.commit("a")
-    with Store.open(path, pool=pool) as store, Partitions.create(folder / "parts", LAYOUT, pool=pool) as table:
+    with Store.open(path, pool=pool) as store, TableStore.create(folder / "parts", LAYOUT, pool=pool) as table:
         table.append(keys, values)
         table.commit("a")
         out = np.ones((rows, WIDTH + 2), np.float32)  # keys and rows

@@ -12,9 +12,9 @@ import os
 import numpy as np
 
 from benchmarks.harness import Result, alternate, compare
-from daskps.backend.pool import ComputePool
 from daskps.data.osrp import Osrp
 from daskps.data.synthetic import Synthetic
+from daskps.device.pool import ComputePool
 from daskps.types import Batch
 
 WANTED_KEYS_A_SECOND = 10e6

@@ -25,11 +25,12 @@ import numpy as np
 from benchmarks.harness import Result, missing
 from benchmarks.kernels import EXPONENT, RATE, WORKLOADS, Workload, indices
 from benchmarks.large import larger_than_memory
+from daskps import build
 from daskps.config import Job, make_job
 from daskps.data.order import Steps
-from daskps.flow import inputs
-from daskps.flow.progress import Outcome, Progress
-from daskps.flow.train import train
+from daskps.driver.driver import Outcome
+from daskps.driver.run import train
+from daskps.reports import Progress
 from daskps.types import Batch, Int64s
 
 HIDDEN = (128, 64)
@@ -116,17 +117,17 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
 
 def run_ours(job: Job, batch: Batch, on_progress: Callable[[Progress], None] = lambda _: None) -> Outcome:
     """Train on `batch`, in memory."""
-    original = inputs.open_training
-    inputs.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
+    original = build.open_training
+    build.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
     try:
         return train(job, on_progress=on_progress)
     finally:
-        inputs.open_training = original
+        build.open_training = original
 
 
-def second_pass_seconds(progress: Progress, rows: int) -> float:
+def second_pass_seconds(outcome: Outcome) -> float:
     """From the end of the first pass's last push to the end of the second's."""
-    ends = [(report.token.stop_step, report.stages[-1].ended) for report in progress.reports]
+    ends = [(line["stop_step"], line["ended"]) for line in outcome.batches()]
     steps_of_pass = ends[-1][0] // 2
     first = max(end for step, end in ends if step <= steps_of_pass)
     return ends[-1][1] - first
@@ -225,7 +226,7 @@ def against_peers(work: Workload, steps: int, rounds: int, cores: int) -> list[R
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as out:
             outcome = run_ours(job_of(work, out, cluster__cores=cores), batch)
-            seconds["ours"].append(second_pass_seconds(outcome.progress, batch.examples))
+            seconds["ours"].append(second_pass_seconds(outcome))
         for kind, step in peers.items():
             seconds[kind].append(peer_seconds(step, work, part) * batch.examples / part.examples)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -289,12 +290,12 @@ def with_smaller_caches(cores: int, steps: int, shares: tuple[float, ...]) -> li
                 train__epochs=1,
                 train__batch_examples=CACHE_BATCH_STEPS * work.examples,
             )
-            progress = run_ours(job, batch, on_progress=lambda _: drop_page_cache()).progress
-        timed = [report for report in progress.reports if report.token.first_step >= first_timed]
-        began = max(report.stages[-1].ended for report in progress.reports if report not in timed)
-        rate = sum(report.examples for report in timed) / (timed[-1].stages[-1].ended - began) / 1e3
-        pulled = sum(report.counts.get(name, 0) for report in timed for name in ("hits", "misses", "new_keys"))
-        hits = sum(report.counts.get("hits", 0) for report in timed)
+            lines = [*run_ours(job, batch, on_progress=lambda _: drop_page_cache()).batches()]
+        timed = [line for line in lines if line["first_step"] >= first_timed]
+        began = max(line["ended"] for line in lines if line["first_step"] < first_timed)
+        rate = sum(line["examples"] for line in timed) / (timed[-1]["ended"] - began) / 1e3
+        pulled = sum(line["counts"].get(name, 0) for line in timed for name in ("hits", "misses", "new_keys"))
+        hits = sum(line["counts"].get("hits", 0) for line in timed)
         reference = reference or rate
         name = f"cache of {share:.0%} of the rows, hit rate {hits / max(pulled, 1):.1%}"
         target = 0.8 if share == 0.1 else None
@@ -317,13 +318,14 @@ def stage_times(cores: int, steps: int) -> list[Result]:
                 batch,
                 on_progress=lambda _, seen=cpu_seconds: seen.append(time.process_time()),
             )
-        first, *later = outcome.progress.reports
-        began, ended = first.stages[-1].ended, later[-1].stages[-1].ended
+            first, *later = outcome.batches()
+        began, ended = first["ended"], later[-1]["ended"]
         total, cpu = ended - began, cpu_seconds[len(later)] - cpu_seconds[0]
         busy: dict[str, float] = {}
-        for stage in (stage for report in outcome.progress.reports for stage in report.stages):
-            overlap = max(0.0, min(stage.ended, ended) - max(stage.started, began))
-            busy[stage.stage] = busy.get(stage.stage, 0.0) + max(0.0, overlap - stage.waited_seconds)
+        for line in (first, *later):
+            for _, stage, start, end, waited in line["stages"]:
+                overlap = max(0.0, min(line["started"] + end, ended) - max(line["started"] + start, began))
+                busy[stage] = busy.get(stage, 0.0) + max(0.0, overlap - waited)
         for stage_name, seconds in busy.items():
             name = f"stage {stage_name}: {work.name}"
             results.append(Result(name, seconds, "idle", total - seconds, None, None, "s"))
@@ -365,7 +367,7 @@ def learning(cores: int, examples: int = 4_000_000, validation: int = 200_000) -
         settings["data"] |= {"format": "synthetic", "validation_rows": validation}
         with tempfile.TemporaryDirectory() as out:
             job = make_job({**settings, "out": out, "cluster": {"cores": cores}})
-            best = inputs.synthetic(job).best(examples, examples + validation).auc
+            best = build.synthetic(job).best(examples, examples + validation).auc
             reached = train(job).progress.validations[-1].metrics["auc"]
         way = (reached - 0.5) / (best - 0.5)
         results.append(Result(f"learning: {name}", reached, "best AUC", best, way, wanted, "AUC (ratio: of the way)"))

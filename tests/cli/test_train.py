@@ -19,9 +19,11 @@ from dask import cli as dask_cli
 
 import daskps
 from daskps.cli import main, ps
-from daskps.cli.bar import lines
 from daskps.cli.main import main as group
-from daskps.flow.progress import Progress
+from daskps.cli.train import lines
+from daskps.errors import ArgumentError, ConfigError
+from daskps.reports import Progress, Validation
+from daskps.storage.record import read_record
 from tests.cli.conftest import Run
 
 Json = Callable[..., Any]
@@ -51,6 +53,23 @@ def test_a_dashboard_without_a_port_is_refused(job_file: Path, tmp_path: Path, r
 def test_what_does_not_fit_has_its_own_exit_code(job_file: Path, tmp_path: Path, run: Run) -> None:
     said = run("train", job_file, "--out", tmp_path / "m", "--set", "budget.memory_bytes=200kB", code=4).stderr
     assert "memory_bytes" in said
+
+
+@pytest.mark.parametrize("scheme", ["s3", "memory", "hdfs"])
+def test_a_url_is_refused_before_anything_is_made(
+    scheme: str, job_file: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"{scheme}://bucket/m"
+    for options in (("--out", url), ("--set", f"out={url}"), ("--set", f"start_from={url}", "--out", "m")):
+        said = run("train", job_file, *options, code=2).stderr
+        assert "a path of a file system, not a URL" in said
+        assert f"(got '{url}')" in said
+    with pytest.raises(ConfigError, match="not a URL"):
+        daskps.train({"data": {"format": "synthetic"}, "out": url})
+    with pytest.raises(ArgumentError, match="not a URL"):
+        daskps.open_model(url)
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_data_is_named(job_file: Path, tmp_path: Path, run: Run) -> None:
@@ -83,7 +102,12 @@ def test_rows_that_lenient_reading_skips_are_told_by_reason(tmp_path: Path, run:
         f'[data]\nformat = "multislot"\npaths = ["{tmp_path}/rows.txt"]\nbad_lines = "lenient"\n'
         '[[slots]]\nname = "user"\n[[slots]]\nname = "ad"\n[train]\nminibatch_examples = 500\n'
     )
-    ((reason, told),) = run_json("train", job, "--out", tmp_path / "a")["bad_rows"].items()
+    trained = run_json("train", job, "--out", tmp_path / "a")
+    ((reason, told),) = trained["bad_rows"].items()
+    assert trained["examples"] == trained["metrics"]["examples"] == trained["metrics"]["weight"] == 2_000
+    assert trained["position"] == 2_002
+    batches = list(read_record(str(tmp_path / "a"), "batch"))
+    assert [sum(line[name] for line in batches) for name in ("examples", "skipped")] == [2_000, 2]
     assert (reason, told["rows"]) == ("the label is not 0 or 1", 2)
     assert "rows.txt, line 11" in told["first"]
     words = "2 bad rows: the label is not 0 or 1, as in"
@@ -113,7 +137,7 @@ def test_the_bar_tells_rate_auc_hits_and_time_left() -> None:
     assert "examples/s" in first
     assert "0:10 left" in first
     assert "AUC 0.7123" in second
-    assert "HBM 75%, memory 50%, SSD 40%, new 10%" in second
+    assert "rows from memory 50%, SSD 40%, new 10%  HBM hits 75%" in second  # the rows add up; HBM's are occurrences
 
 
 def test_on_a_narrow_terminal_the_bar_gives_way_and_not_the_time_left() -> None:
@@ -125,39 +149,64 @@ def test_on_a_narrow_terminal_the_bar_gives_way_and_not_the_time_left() -> None:
     assert "━" in first
 
 
+def test_on_a_narrow_terminal_the_second_line_drops_whole_fields_from_the_right() -> None:
+    progress = Progress(500, 1000, 3, metrics={"auc": 0.7123}, validations=[Validation(3, 500, {"auc": 0.7})])
+    progress.counts = {"keys": 100, "distinct_keys": 25, "hits": 5, "misses": 4, "new_keys": 1}
+    progress.levels = {"disk_bytes": 674_900_000}
+    fields = [
+        "     AUC 0.7123 (validation 0.7000)",
+        "  rows from memory 50%, SSD 40%, new 10%",
+        "  HBM hits 75%",
+        "  on SSD 674.9 MB",
+    ]
+    for columns in range(35, 120):
+        fitting = max(count for count in range(1, 5) if count == 1 or len("".join(fields[:count])) <= columns)
+        assert lines(progress, columns)[1] == "".join(fields[:fitting])
+    assert lines(progress, 79)[1].endswith("new 10%")
+
+
 LONG = ["data.synthetic.examples=100000000", "train.snapshot_every_batches=5"]
 
 
-def _start(job_file: Path, out: Path) -> subprocess.Popen[str]:
-    settings = [part for setting in LONG for part in ("--set", setting)]
+def _start(job_file: Path, out: Path, nodes: int) -> subprocess.Popen[str]:
+    """Start a run in a process group of its own, as a terminal does, and wait for its first snapshot."""
+    settings = [part for setting in [*LONG, f"cluster.nodes={nodes}"] for part in ("--set", setting)]
     command = [sys.executable, "-m", "daskps", "train", str(job_file), "--out", str(out), "--json", *settings]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stderr is not None
+    said = []
     for line in process.stderr:
-        if "snapshot" in line:
+        said.append(line)
+        if re.search(r" snapshot \d{6}-\d{8}$", line.rstrip()):
             return process
-    raise AssertionError(f"no snapshot; exit code {process.wait()}")
+    raise AssertionError(f"no snapshot; exit code {process.wait()}: {''.join(said)}")
 
 
-def test_ctrl_c_stops_at_a_batch_boundary_with_a_snapshot(job_file: Path, tmp_path: Path) -> None:
-    process = _start(job_file, tmp_path / "m")
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate()
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ctrl_c_stops_at_a_batch_boundary_with_a_snapshot(nodes: int, job_file: Path, tmp_path: Path) -> None:
+    process = _start(job_file, tmp_path / "m", nodes)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate()
+    assert process.returncode == 10, errors
     said = json.loads(out)
-    assert process.returncode == 10
     assert said["stopped"]
+    again = next(line for line in errors.splitlines() if line.startswith("go on with: "))
+    assert again.startswith(f"go on with: daskps train {job_file} --resume --out {tmp_path / 'm'} --set {LONG[0]} ")
     with daskps.open_model(tmp_path / "m") as model:
         assert model.snapshot.draft.position == said["position"] > 0
 
 
-def test_ctrl_c_twice_stops_at_once_and_keeps_the_last_snapshot(job_file: Path, tmp_path: Path) -> None:
-    process = _start(job_file, tmp_path / "m")
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ctrl_c_twice_stops_at_once_and_keeps_the_last_snapshot(nodes: int, job_file: Path, tmp_path: Path) -> None:
+    process = _start(job_file, tmp_path / "m", nodes)
+    os.killpg(process.pid, signal.SIGINT)
     assert process.stderr is not None
     for line in process.stderr:
         if "stopping" in line:
             break
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     process.communicate()
     assert process.returncode in (130, 10)  # 10: it had stopped before the second one came
     with daskps.open_model(tmp_path / "m") as model:

@@ -5,16 +5,21 @@ from pathlib import Path
 import pytest
 from text_twins import BadLineError, Row, expect
 
-from daskps.backend.pool import ComputePool
 from daskps.data.bad import REASONS, BadRowPolicy
-from daskps.data.source import Source
+from daskps.data.reader import Source
+from daskps.device.pool import ComputePool
 from daskps.errors import DataError
 
 LENIENT = BadRowPolicy("lenient", max_share=1.0)
 
 
 def check(
-    path: Path, text: bytes, source: Source, rows: list[Row | BadLineError], pool: ComputePool, unit: str = "column"
+    path: Path,
+    text: bytes,
+    source: Source,
+    rows: list[Row | BadLineError | None],
+    pool: ComputePool,
+    unit: str = "column",
 ) -> None:
     """Lenient reading gives the twin's rows; strict reading stops at the twin's first bad line, column and reason."""
     path.write_bytes(text)

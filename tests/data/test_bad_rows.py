@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from criteo_rows import criteo_text
 
-from daskps.backend.pool import ComputePool
 from daskps.data.bad import BadRowPolicy
 from daskps.data.delimited import criteo
-from daskps.data.reader import Reader
+from daskps.data.reader import Reader, Source
 from daskps.data.schema import criteo_schema
-from daskps.data.source import Source
+from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 
 

@@ -12,13 +12,13 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_twins import Row, expect, log_squared, seed_of
+from text_twins import Row, expect, log_squared, respelled, seed_of
 
-from daskps.backend.pool import ComputePool
 from daskps.data.bad import BadRowPolicy
 from daskps.data.parquet import Parquet
+from daskps.data.reader import Source
 from daskps.data.schema import Dense, Schema, Slot
-from daskps.data.source import Source
+from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
 
@@ -59,7 +59,7 @@ def twin_key(value: Any, slot: Slot, seed: int) -> list[int]:
     if slot.kind == "integer":
         value = f"SP{int(value)}" if value <= 2 else str(log_squared(int(value)))
     data = value if isinstance(value, bytes) else str(int(value) if not isinstance(value, str) else value).encode()
-    return [xxhash.xxh64_intdigest(data, seed_of(slot, seed))]
+    return [xxhash.xxh64_intdigest(respelled(data), seed_of(slot, seed))]
 
 
 def column(kind: pa.DataType) -> st.SearchStrategy[Any]:

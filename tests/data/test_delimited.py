@@ -9,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from text_twins import BadLineError, Row, delimited_row, lines_of
 
-from daskps.backend.pool import ComputePool
 from daskps.data.delimited import Delimited, criteo
+from daskps.data.reader import Source
 from daskps.data.schema import CRITEO_COLUMNS, Dense, Schema, Slot, criteo_schema
-from daskps.data.source import Source
+from daskps.data.text import _MAGIC
+from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 
 EVERY_KIND = Schema(
@@ -128,7 +129,7 @@ def test_any_bytes_are_read_as_the_twin_reads_them(
     text = end.join(delimiter.join(row) for row in rows) + (end if last_end else b"")
     path = tmp_path_factory.mktemp("fuzz") / "rows.txt"
     source = Source([str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes), schema, hash_seed=seed)
-    if text.startswith(b"\xef\xbb\xbf"):
+    if text.startswith((b"\xef\xbb\xbf", *_MAGIC)):  # a byte order mark, or what no text begins with
         text = b"0" + text
     check(path, text, source, twin_rows(text, schema, COLUMNS, delimiter, seed), pool)
 
@@ -178,6 +179,18 @@ def test_the_line_of_a_bad_row_counts_the_header(tmp_path: Path, pool: ComputePo
         pytest.raises(DataError, match=r"a\.csv, line 3, column 2 \(label\): the label is not 0 or 1"),
     ):
         reader.read(0, 2)
+
+
+@pytest.mark.parametrize("line", [b'"a,b",1', b'c,"1,0"', b'a,1,"x"'])
+def test_a_comma_inside_quotes_is_told_as_a_quoted_field(line: bytes, tmp_path: Path, pool: ComputePool) -> None:
+    (tmp_path / "a.csv").write_bytes(b"item,label\na,1\n" + line + b"\na,0")
+    source = Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),)))
+    column = line[: line.index(b'"')].count(b",") + 1
+    with (
+        source.open(source.index(), pool) as reader,
+        pytest.raises(DataError, match=rf"line 3, column {column}.*: a quoted field, .*write the file without quotes"),
+    ):
+        reader.read(0, 3)
 
 
 def test_files_whose_headers_differ_are_refused(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import pyarrow.parquet
 import pytest
 from criteo_rows import criteo_text
 
-from daskps.backend.pool import ComputePool
 from daskps.data.delimited import criteo
 from daskps.data.files import list_files
 from daskps.data.parquet import Parquet
+from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot, criteo_schema
-from daskps.data.source import Source
+from daskps.device.pool import ComputePool
 from daskps.errors import DataError
 from daskps.types import Batch
 

@@ -7,13 +7,13 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
 
-from daskps.backend.pool import ComputePool
 from daskps.data.frame import frame_source
 from daskps.data.parquet import Parquet
+from daskps.data.reader import Source
 from daskps.data.schema import Dense, Schema, Slot
-from daskps.data.source import Source
+from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
 
@@ -83,7 +83,13 @@ def test_a_persisted_frame_is_read_from_the_workers_that_hold_it(tmp_path: Path,
             with ComputePool(1) as one, source.open(index, one) as reader:
                 return reader.read(0, 60)
 
+        async def close_client(dask_worker: Worker) -> None:
+            """Dask leaves it open while another cluster lives in this process, and as the default client at that."""
+            if dask_worker._client is not None:
+                await dask_worker._client.close()
+
         same(client.submit(inside_a_task).result(), wanted)
+        client.run(close_client)
 
 
 def test_a_frame_that_changes_is_refused(pool: ComputePool) -> None:

@@ -8,9 +8,19 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from daskps.data.keys import bucket_bounds, bucket_keys, bucket_text, hash_bytes, key_of, slot_seed, small_buckets
-from daskps.data.schema import Slot
+from daskps.data.schema import (
+    Slot,
+    bucket_bounds,
+    bucket_keys,
+    bucket_text,
+    hash_bytes,
+    key_of,
+    respelled,
+    slot_seed,
+    small_buckets,
+)
 from daskps.errors import ArgumentError
+from tests.data import text_twins
 
 # Never change these: models on disk depend on them.
 GOLDEN = [
@@ -40,6 +50,88 @@ GOLDEN = [
 @pytest.mark.parametrize(("slot", "value", "seed", "key"), GOLDEN)
 def test_golden_keys(slot: Slot, value: str | bytes | int | None, seed: int, key: int) -> None:
     assert key_of(value, slot, seed) == key
+
+
+# What key rule 1 gave before there was another (commit c861977); models of then depend on it.
+RULE_1 = {
+    "52.0": 2876072072295825126,
+    "52": 16701274396816987075,
+    "True": 12292402506360771874,
+    "true": 12804127419588818727,
+    "False": 4380661191224269775,
+    "-0.0": 1049425484693132506,
+    "052.0": 5076631989287704064,
+    "1e3": 850860070427851881,
+    52: 16701274396816987075,
+    "0": 8110704648623847893,
+}
+
+
+@pytest.mark.parametrize(("value", "key"), RULE_1.items())
+def test_key_rule_1_still_gives_the_keys_of_then(value: str | int, key: int) -> None:
+    assert key_of(value, Slot("a"), 3, key_rule=1) == key
+
+
+@pytest.mark.parametrize(("slot", "value", "seed", "key"), GOLDEN)
+def test_values_that_are_neither_whole_floats_nor_booleans_have_one_key_by_both_rules(
+    slot: Slot, value: str | bytes | int | None, seed: int, key: int
+) -> None:
+    assert key_of(value, slot, seed, key_rule=1) == key_of(value, slot, seed, key_rule=2) == key
+
+
+SPELLINGS = {
+    b"52": (b"52.0", b"52.00", b"5.2e+01", b"5.2E1", b"52e+0", b"52.0e+00"),
+    b"-7": (b"-7.0", b"-7.000000e+00"),
+    b"0": (b"0.0", b"-0.0", b"-0", b"false", b"False", b"FALSE", b"0e+99", b"-0.000"),
+    b"1": (b"1.0", b"true", b"True", b"TRUE", b"1.000000000000000e+00"),
+    b"16777216": (b"1.6777216e+07", b"16777216.0", b"1.6777216E7"),
+    b"9007199254740991": (b"9007199254740991.0", b"9.007199254740991e+15"),
+    b"1000000000000000": (b"1e+15", b"1.0E15"),
+}
+OTHERS = (
+    *(b"", b".", b"+", b"-", b"-0.", b"0.", b".0", b"e+1", b"1e+", b"+7", b"+7.0", b"052", b"052.0", b"1e3", b"12e5"),
+    *(b"5e-1", b"50e-1", b"50.0e-1", b"1.5", b"1.55e+1", b"1.0.0", b"1.0 ", b" 1.0", b"1,0", b"0x1.0", b"--1.0"),
+    *(b"NaN", b"nan", b"inf", b"None", b"yes", b"tRUE", b"trUe", b"truE", b"Truex", b"tru", b"fALSE", b"falsE", b"T"),
+    *(b"9007199254740992.0", b"9.007199254740992e+15", b"1e+16", b"1e+400", b"1.0e99999999999999", b"68fd1e64"),
+    *(b"1." + b"0" * 31, b"abcdefgh-0", b"abcdefghtrue"),
+)
+
+
+def test_whole_floats_and_booleans_are_the_integer_by_key_rule_2() -> None:
+    for integer, spellings in SPELLINGS.items():
+        assert respelled(integer) == integer
+        for spelling in spellings:
+            assert respelled(spelling) == integer, spelling
+            assert key_of(spelling, Slot("a")) == key_of(int(integer), Slot("a")), spelling
+            assert key_of(spelling, Slot("a", raw=True)) == int(integer) % 2**64
+            assert key_of(spelling, Slot("a", kind="integer")) == key_of(int(integer), Slot("a", kind="integer"))
+
+
+def test_all_other_text_is_hashed_as_it_stands() -> None:
+    for text in OTHERS:
+        assert respelled(text) == text, text
+    assert respelled(b"1." + b"0" * 30) == b"1"  # 32 characters
+
+
+@given(
+    st.one_of(st.text("0123456789.+-eE", max_size=34), st.text("TtRrUuEeFfAaLlSs", max_size=6), st.floats().map(repr))
+)
+@example("0.1e+1")
+@example("0e+1000")
+@example("1.0e+000000000000000000000")
+def test_the_spellings_are_those_of_the_plain_twin(value: str) -> None:
+    assert respelled(value.encode()) == text_twins.respelled(value.encode())
+
+
+def test_floats_and_booleans_have_the_keys_of_their_columns() -> None:
+    slot = Slot("a")
+    assert key_of(52.0, slot) == key_of(52, slot)
+    assert key_of(-0.0, slot) == key_of(0, slot)
+    assert key_of(True, slot) == key_of(1, slot) == key_of(np.True_, slot)
+    assert key_of(float("nan"), slot) == key_of(None, slot)
+    for value in (0.5, 2.0**53, float("inf")):
+        with pytest.raises(ArgumentError, match="a float must be a whole number"):
+            key_of(value, slot)
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**64 - 1))

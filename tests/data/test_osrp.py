@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.backend.pool import ComputePool
 from daskps.data.osrp import Osrp
+from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
 

@@ -12,14 +12,14 @@ from criteo_rows import criteo_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.backend.pool import ComputePool
 from daskps.data.batches import concatenate
 from daskps.data.delimited import criteo
 from daskps.data.order import Order, Steps
 from daskps.data.parquet import Parquet
+from daskps.data.reader import Source
 from daskps.data.schema import CRITEO_COLUMNS, Schema, Slot, criteo_schema
-from daskps.data.source import Source
 from daskps.data.tokens import Tokens
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from criteo_rows import criteo_text
 
-from daskps.backend.pool import ComputePool
 from daskps.data.delimited import criteo
-from daskps.data.index import RowIndex
+from daskps.data.format import RowIndex
+from daskps.data.reader import Source
 from daskps.data.schema import criteo_schema
-from daskps.data.source import Source
+from daskps.device.pool import ComputePool
 from daskps.errors import DataError
 
 

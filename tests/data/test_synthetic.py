@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import daskps.data.synthetic as synthetic_module
-from daskps.backend.compile import LIBRARY_FOLDER, variants
-from daskps.backend.native import _NEEDS, Library, _cpu_flags
-from daskps.backend.pool import ComputePool
-from daskps.data.synthetic import Synthetic
-from daskps.data.zipf import zipf_strength, zipf_table
+from daskps.data.synthetic import Synthetic, zipf_strength, zipf_table
+from daskps.device.compile import LIBRARY_FOLDER, variants
+from daskps.device.native import _NEEDS, Library, _cpu_flags
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, ConfigError
 from daskps.types import Batch
 

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from daskps.data.synthetic import Synthetic
-from daskps.data.zipf import zipf_strength, zipf_table
+from daskps.data.synthetic import Synthetic, zipf_strength, zipf_table
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 0.99, 1.0, 1.01, 1.5, 3.0])

@@ -6,6 +6,7 @@ A row is either ("good", label, bags of keys, bags of weights, dense, example we
 import itertools
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import xxhash
@@ -34,10 +35,12 @@ class Row:
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """Lines without their ends; a last line needs no newline."""
+    """Lines without their ends; a last line needs no newline, and blank ones behind it are none."""
     lines = text.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
+        while lines and lines[-1] in (b"", b"\r"):
+            lines.pop()
     return [line.removesuffix(b"\r") for line in lines]
 
 
@@ -84,7 +87,28 @@ def label_of(field: bytes, minus_one: bool, column: int) -> float:
     return float(value)
 
 
-def key(field: bytes, slot: Slot, hash_seed: int, column: int) -> int:
+WHOLE_FLOAT = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE]\+?[0-9]+)?\Z")
+
+
+def respelled(field: bytes) -> bytes:
+    """Key rule 2: whole floats and booleans as text become the integer's text."""
+    if field.lower() in (b"true", b"false") and field in (field.lower(), field.upper(), field.capitalize()):
+        return b"1" if field.lower() == b"true" else b"0"
+    if len(field) > 32 or not WHOLE_FLOAT.match(field):
+        return field
+    if field != b"-0" and b"." not in field and b"+" not in field:
+        return field
+    mantissa, _, exponent = field.lower().partition(b"e")
+    shown, _, fraction = mantissa.partition(b".")
+    if int(exponent or b"0") > 400:
+        return b"0" if not (shown + fraction).strip(b"-0") else field
+    value = Fraction(int(shown + fraction), 10 ** len(fraction)) * 10 ** int(exponent or b"0")
+    return b"%d" % int(value) if value.denominator == 1 and abs(value) < 2**53 else field
+
+
+def key(field: bytes, slot: Slot, hash_seed: int, column: int, key_rule: int = 2) -> int:
+    if key_rule == 2:
+        field = respelled(field)
     if slot.raw:
         return integer(field, -(2**63), 2**64 - 1, column) % 2**64
     if slot.kind == "integer":
@@ -96,12 +120,12 @@ def key(field: bytes, slot: Slot, hash_seed: int, column: int) -> int:
 def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: bytes, hash_seed: int) -> Row:
     """One line of delimited text."""
     fields = line.split(delimiter)
-    if len(fields) != len(columns):
-        raise BadLineError(COLUMN_COUNT, len(fields))
     if delimiter == b",":
         for number_, field in enumerate(fields):
             if field.startswith(b'"'):
                 raise BadLineError(QUOTED, number_ + 1)
+    if len(fields) != len(columns):
+        raise BadLineError(COLUMN_COUNT, len(fields))
     place = {name: at for at, name in enumerate(columns)}
     label = label_of(fields[place[schema.label]], False, place[schema.label] + 1) if schema.label else 0.0
     bags = []
@@ -116,7 +140,7 @@ def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: by
         for value in values:
             if slot.kind == "multi" and not value:
                 raise BadLineError(MISSING, at + 1)
-            bag.append(key(value, slot, hash_seed, at + 1))
+            bag.append(key(value, slot, hash_seed, at + 1, schema.key_rule))
         bags.append(bag)
     dense = []
     for feature in schema.dense:
@@ -153,16 +177,20 @@ def expect(batch: Batch, rows: list[Row | None]) -> None:
             assert found_weights == row.weights
 
 
-def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, hash_seed: int) -> Row:
-    """One line of libsvm, libffm or multi-slot text."""
+def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, hash_seed: int) -> Row | None:
+    """One line of libsvm, libffm or multi-slot text; None for a comment."""
     tokens = [token for token in re.split(rb"[ \t]", line) if token]
     if not tokens:
         raise BadLineError(LABEL, 1)
+    if style != "slots" and tokens[0].startswith(b"#"):
+        return None
     label = label_of(tokens[0], style != "slots", 1)
     places = {slot.source.encode(): at for at, slot in enumerate(schema.slots)}
     bags: list[list[int]] = [[] for _ in schema.slots]
     weights: list[list[float]] = [[] for _ in schema.slots]
     for column, token in enumerate(tokens[1:], start=2):
+        if style != "slots" and token.startswith(b"#"):
+            break
         parts = token.split(b":")
         if len(parts) not in {"libsvm": (2,), "libffm": (3,), "slots": (2, 3)}[style]:
             raise BadLineError(TOKEN, column)
@@ -175,7 +203,7 @@ def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, has
             raise BadLineError(NOT_INTEGER, column)
         weight = number(parts[1], column) if len(parts) > 1 else np.float32(1)
         if at is not None:
-            bags[at].append(key(parts[0], schema.slots[at], hash_seed, column))
+            bags[at].append(key(parts[0], schema.slots[at], hash_seed, column, schema.key_rule))
             weights[at].append(float(weight))
     for at, slot in enumerate(schema.slots):
         if not bags[at] and slot.missing == "key":

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from daskps.backend import cuda, device
-from daskps.backend.device import Device, devices
-from daskps.backend.pool import ComputePool
+from daskps.device import cuda, device
+from daskps.device.device import Device, devices
+from daskps.device.pool import ComputePool
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside, whichever way pytest imports
 from kernel_inputs import PTXRUN
@@ -31,7 +31,8 @@ if PTXRUN:
     sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
     import fakecudf
 
-    fakecudf.install(devices=3, seed=int(os.environ["DASKPS_TEST_SEED"]), racecheck=True, weak=True)
+    seed = int(os.environ["DASKPS_TEST_SEED"])
+    fakecudf.install(devices=3, streams="async", seed=seed, racecheck=True, weak=True)
 
 
 @pytest.fixture(autouse=True)

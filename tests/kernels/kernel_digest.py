@@ -4,16 +4,13 @@ import hashlib
 
 import numpy as np
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.gradient import Status, join_sources, sum_gradients, update_rows
-from daskps.backend.ops.group import group_occurrences
-from daskps.backend.ops.initial import Initialiser, initialise_columns
-from daskps.backend.ops.optimizer import KINDS, Optimizer, optimizer_fields
-from daskps.backend.ops.partition import partition
-from daskps.backend.ops.pool import pool_rows
-from daskps.backend.ops.table import Shard, build_table, find_rows, join_shards
-from daskps.backend.ops.unique import unique
-from daskps.backend.pool import ComputePool
+from daskps.device.device import CpuDevice
+from daskps.device.pool import ComputePool
+from daskps.hbm.dedup import partition, unique
+from daskps.hbm.gradient import Status, join_sources, sum_gradients, update_rows
+from daskps.hbm.hash_table import Shard, build_table, find_rows, join_shards
+from daskps.hbm.optimizer import KINDS, Initialiser, Optimizer, initialise_columns, optimizer_fields
+from daskps.hbm.pooling import group_occurrences, pool_rows
 
 
 def report(name: str, *arrays: np.ndarray) -> None:

@@ -14,3 +14,9 @@ def bags(rng, count, rows, longest=5):
     lengths = rng.integers(0, longest + 1, count) * (rng.random(count) < 0.8)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return offsets, rng.integers(-1, rows, offsets[-1]).astype(np.int32)
+
+
+def wait_for_each_other(devices):
+    """What was copied to any of the devices may be read by kernels of all: copies are asynchronous on a GPU."""
+    for device in devices:
+        device.wait_for(devices)

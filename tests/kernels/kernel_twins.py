@@ -152,10 +152,10 @@ def stepped(optimizer, rows, sums, weight):
         steps = rows.view(np.uint32)[:, 3 * dim]
         steps += steps != 2**32 - 1
         beta1, beta2 = f(optimizer.beta1), f(optimizer.beta2)
-        rate = (np.float64(lr) / (1.0 - power(beta1, steps))).astype(f)[:, None]
-        root = (1.0 / np.sqrt(1.0 - power(beta2, steps))).astype(f)[:, None]
-        first[:] = beta1 * first + (f(1) - beta1) * g
-        second[:] = beta2 * second + (f(1) - beta2) * (g * g)
+        rate = (np.float64(lr) / (1.0 - power(optimizer.beta1, steps))).astype(f)[:, None]
+        root = (1.0 / np.sqrt(1.0 - power(optimizer.beta2, steps))).astype(f)[:, None]
+        first[:] = beta1 * first + f(1 - optimizer.beta1) * g
+        second[:] = beta2 * second + f(1 - optimizer.beta2) * (g * g)
         w -= rate * first / (np.sqrt(second) * root + epsilon)
     else:
         before = first.copy()

@@ -4,14 +4,14 @@ against its NumPy twin. What does not fit fixed point is reported, never wrapped
 import kernel_twins as twins
 import numpy as np
 import pytest
-from kernel_inputs import ALL_DIMS, bags
+from kernel_inputs import ALL_DIMS, bags, wait_for_each_other
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.gradient import Status, add_sums, apply_sums, join_sources, sum_gradients, update_rows
-from daskps.backend.ops.group import group_occurrences
-from daskps.backend.ops.optimizer import Optimizer
-from daskps.backend.pool import ComputePool
+from daskps.device.device import CpuDevice
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, NonFiniteError
+from daskps.hbm.gradient import Status, add_sums, apply_sums, join_sources, sum_gradients, update_rows
+from daskps.hbm.optimizer import Optimizer
+from daskps.hbm.pooling import group_occurrences
 
 ADAGRAD = Optimizer("rowwise_adagrad", learning_rate=0.1)
 
@@ -22,6 +22,7 @@ def step(devices, rows, dim, row_of, offsets, slots, gradient, *, weights=None, 
     examples = [len(gradient) * m // len(devices) for m in range(len(devices) + 1)]
     pieces = [d.from_host(gradient[examples[m] : examples[m + 1]].copy()) for m, d in enumerate(devices)]
     sources = join_sources(devices, pieces, slots=slots, dim=dim, column=column)
+    wait_for_each_other(devices)
     new, all_sums = [], []
     for m, device in enumerate(devices):
         device.enable_peers(devices)
@@ -176,6 +177,22 @@ def test_a_sum_that_leaves_its_range_is_reported_before_it_can_wrap(node):
     with pytest.raises(NonFiniteError):
         status.check()
     status.check()  # reported once
+
+
+def test_every_device_clears_its_own_status(node):
+    for device in node(2):
+        status = Status(device)
+        for _ in range(2):
+            add_sums(
+                device,
+                sums=device.from_host(np.full((1, 1), 2**60)),
+                positions=device.zeros(1, np.int32),
+                received=device.from_host(np.full((1, 1), 2**60 + 1)),
+                status=status,
+            )
+            with pytest.raises(NonFiniteError):
+                status.check()
+        status.check()
 
 
 def test_a_row_that_becomes_infinite_is_reported(node):

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import PTXRUN
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.group import group_occurrences
-from daskps.backend.pool import ComputePool
-from daskps.backend.workspace import Workspace
+from daskps.device.device import CpuDevice, Workspace
+from daskps.device.pool import ComputePool
+from daskps.hbm.pooling import group_occurrences
 
 
 def check(device, row_of, offsets, slots, first_row, row_count, pooling="sum", weights=None, workspace=None):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.backend.ops.partition import partition
-from daskps.backend.ops.table import DEVICE_SALT, Shard, build_table, find_rows, join_shards, table_slots
 from daskps.errors import ArgumentError, CapacityError
+from daskps.hbm.dedup import partition
+from daskps.hbm.hash_table import DEVICE_SALT, Shard, build_table, find_rows, join_shards, table_slots
 
 
 def build(devices, keys, load=None):
@@ -58,8 +58,8 @@ def test_a_table_that_is_too_small_is_an_error_with_figures(node):
 
 
 def test_many_threads_build_one_table(pool, rng):
-    from daskps.backend.device import CpuDevice
-    from daskps.backend.pool import ComputePool
+    from daskps.device.device import CpuDevice
+    from daskps.device.pool import ComputePool
 
     keys = np.unique(rng.integers(0, 2**64, 50_000, np.uint64))
     with ComputePool(7) as threads:

@@ -6,8 +6,8 @@ import kernel_twins as twins
 import numpy as np
 import pytest
 
-from daskps.backend.ops.initial import Initialiser, initial_salt, initialise_columns, initialise_rows
 from daskps.errors import ArgumentError
+from daskps.hbm.optimizer import Initialiser, initial_salt, initialise_columns, initialise_rows
 from daskps.types import Field, RowLayout
 
 KINDS = [Initialiser("constant", 0.25), Initialiser("uniform", -0.5, 2.0), Initialiser("normal", 1.0, 0.01)]
@@ -56,7 +56,7 @@ def test_rows_go_to_their_positions(node, rng):
 
 
 def test_seed_table_key_and_column_all_matter(pool):
-    from daskps.backend.device import CpuDevice
+    from daskps.device.device import CpuDevice
 
     device, keys = CpuDevice(0, pool), np.arange(1000, dtype=np.uint64)
     base = make(device, keys, KINDS[1])
@@ -67,7 +67,7 @@ def test_seed_table_key_and_column_all_matter(pool):
 
 
 def test_the_distributions_are_what_they_say(pool):
-    from daskps.backend.device import CpuDevice
+    from daskps.device.device import CpuDevice
 
     device, keys = CpuDevice(0, pool), np.arange(100_000, dtype=np.uint64)
     uniform = make(device, keys, KINDS[1])

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.partition import OWNER_SALT, partition, parts_of
-from daskps.backend.ops.table import DEVICE_SALT
-from daskps.backend.pool import ComputePool
+from daskps.device.device import CpuDevice
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError
+from daskps.hbm.dedup import OWNER_SALT, partition, parts_of
+from daskps.hbm.hash_table import DEVICE_SALT
 
 
 @pytest.mark.parametrize("modulo", [False, True])

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from kernel_nvrtc import compile_source, find_nvrtc
 
-from daskps.backend.compile import PACKAGE
-from daskps.backend.cuda import DIM_CLASSES, OPTIONS, kernel_files
+from daskps.device.compile import KERNELS
+from daskps.device.cuda import DIM_CLASSES, kernel_files, options
 
 pytestmark = pytest.mark.skipif(find_nvrtc() is None, reason="no NVRTC: pip install nvidia-cuda-nvrtc")
 
@@ -17,7 +17,7 @@ FILES = sorted({file for file, _ in kernel_files().values()})
 CASES = [
     (file, size)
     for file in FILES
-    for size in (DIM_CLASSES if "WITH_DIMENSION" in (PACKAGE / "kernels" / file).read_text() else (None,))
+    for size in (DIM_CLASSES if "WITH_DIMENSION" in (KERNELS / file).read_text() else (None,))
 ]
 
 
@@ -25,8 +25,7 @@ ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_120"]
 
 
 def compiled(file, size, architecture):
-    options = OPTIONS if size is None else (*OPTIONS, f"-DDIM={size}")
-    return compile_source((PACKAGE / "kernels" / file).read_text(), architecture, options)
+    return compile_source((KERNELS / file).read_text(), architecture, options(size))
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,22 @@
 import kernel_twins as twins
 import numpy as np
 import pytest
-from kernel_inputs import ALL_DIMS, bags
+from kernel_inputs import ALL_DIMS, bags, wait_for_each_other
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.pool import pool_rows
-from daskps.backend.ops.table import Shard, join_shards
-from daskps.backend.pool import ComputePool
+from daskps.device.device import CpuDevice
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError
+from daskps.hbm.hash_table import Shard, join_shards
+from daskps.hbm.pooling import pool_rows
 
 
 def cut(devices, rows):
     """`rows` over `devices` in unequal shards, one of them empty where there are three."""
     edges = [*[0, len(rows) // 3, len(rows) // 3][: len(devices)], len(rows)]
     pieces = [rows[edges[m] : edges[m + 1]] for m in range(len(devices))]
-    return join_shards([Shard(d, d.from_host(piece.copy())) for d, piece in zip(devices, pieces, strict=True)])
+    shards = join_shards([Shard(d, d.from_host(piece.copy())) for d, piece in zip(devices, pieces, strict=True)])
+    wait_for_each_other(devices)
+    return shards
 
 
 def pool(device, shards, dim, offsets, row_of, slots, weights=None, **more):

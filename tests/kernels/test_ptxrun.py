@@ -13,7 +13,7 @@ import pytest
 from kernel_inputs import PTXRUN
 from kernel_nvrtc import find_nvrtc
 
-SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))]
 
 
 @pytest.mark.skipif(PTXRUN, reason="this is the inner run")
@@ -22,7 +22,17 @@ SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3,
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_kernel_tests_pass_on_interpreted_ptx(seed):
     environment = {**os.environ, "DASKPS_TEST_BACKEND": "ptxrun", "DASKPS_TEST_SEED": str(seed)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cuda", str(Path(__file__).parent)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "cuda",
+        str(Path(__file__).parent),
+    ]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert " passed" in result.stdout

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from kernel_inputs import wait_for_each_other
 
-from daskps.backend.ops.rows import copy_rows, gather_rows, scatter_rows
-from daskps.backend.ops.table import Shard, join_shards
 from daskps.errors import ArgumentError
+from daskps.hbm.hash_table import Shard, join_shards
+from daskps.hbm.table import copy_rows, gather_rows, scatter_rows
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 9, 17, 40, 300])
@@ -27,6 +28,7 @@ def test_rows_are_copied_from_whichever_device_holds_them(node, rng, devices):
     group = node(devices)
     pieces = [rng.integers(0, 2**32, (n, 9), np.uint32).view(np.float32) for n in (20, 0, 11)[:devices]]
     shards = join_shards([Shard(device, device.from_host(rows)) for device, rows in zip(group, pieces, strict=True)])
+    wait_for_each_other(group)
     whole = np.concatenate(pieces).view(np.uint32)
     source = rng.permutation(len(whole))[:15].astype(np.int32)
     target = rng.permutation(40)[:15].astype(np.int32)

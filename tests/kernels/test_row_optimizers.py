@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from kernel_inputs import PTXRUN
 
-from daskps.backend.ops.gradient import Status, apply_sums
-from daskps.backend.ops.initial import Initialiser, initialise_rows
-from daskps.backend.ops.optimizer import KINDS, Optimizer, optimizer_fields, state_initialisers
 from daskps.errors import ArgumentError
+from daskps.hbm.gradient import Status, apply_sums
+from daskps.hbm.optimizer import KINDS, Initialiser, Optimizer, initialise_rows, optimizer_fields, state_initialisers
 from daskps.types import RowLayout
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from daskps.backend.compile import build, system_compiler, variants
+from daskps.device.compile import build, system_compiler, variants
 
 OPTIONS = {
     "address": {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1"},

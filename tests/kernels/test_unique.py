@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.unique import unique
-from daskps.backend.pool import ComputePool
-from daskps.backend.workspace import Workspace
+from daskps.device.device import CpuDevice, Workspace
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError
+from daskps.hbm.dedup import unique
 
 
 def check(device, keys):

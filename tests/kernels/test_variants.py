@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from daskps.backend.compile import variants
-from daskps.backend.native import library_folder, runnable_variants
+from daskps.device.compile import variants
+from daskps.device.native import library_folder, runnable_variants
 
 
 def digests(variant: str) -> list[str]:
@@ -28,6 +28,6 @@ def test_a_variant_gives_the_bits_of_the_baseline(variant: str, baseline: list[s
     if variant not in runnable_variants():
         pytest.skip(f"this CPU cannot run {variant}")
     if not (library_folder() / f"daskps-{variant}.so").exists():
-        pytest.skip(f"{variant} is not built: python -m daskps.backend.compile")
+        pytest.skip(f"{variant} is not built: python -m daskps.device.compile")
     assert len(baseline) == 59
     assert digests(variant) == baseline

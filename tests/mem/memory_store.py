@@ -5,8 +5,8 @@ import functools
 
 import numpy as np
 
+from daskps.budget import split
 from daskps.errors import CapacityError
-from daskps.mem.budget import split
 from daskps.types import Field, RowLayout
 
 

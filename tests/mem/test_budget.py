@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
+from daskps.budget import split
 from daskps.errors import CapacityError
-from daskps.mem.budget import split
 
 GROWTH = """
 import sys
 import numpy as np
-from daskps.backend.native import library
-from daskps.backend.pool import ComputePool
+from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.mem import MemPS, total
 from daskps.types import Field, RowLayout
 

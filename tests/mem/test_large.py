@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from memory_store import bytes_for, initial, initial_rows, layout
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.mem import MemPS, total
 
 KEYS = 150_000

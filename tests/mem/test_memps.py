@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from memory_store import MemoryStore, bytes_for, initial, initial_rows, keys_of, layout
 
-from daskps.backend.device import CpuDevice
-from daskps.backend.ops.unique import unique
-from daskps.backend.pool import ComputePool
+from daskps.budget import ORDERED_PIECES
+from daskps.device.device import CpuDevice
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, ConfigError, ProtocolError, StaleError
+from daskps.hbm.dedup import unique
 from daskps.mem import MemPS, total
-from daskps.mem.budget import ORDERED_PIECES
 
 WIDTH = 2
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
-from daskps.backend.pool import ComputePool
-from daskps.mem import Delivery, MemPS
+from daskps.device.pool import ComputePool
+from daskps.mem import MemPS, PullReply
 
 POOL = ComputePool(1)
 WIDTH = 3
@@ -23,7 +23,7 @@ def trained(rows: np.ndarray, batch: int) -> np.ndarray:
     return words.view(np.float32)
 
 
-def common(delivery: Delivery, keys: np.ndarray, other: int) -> list[int]:
+def common(delivery: PullReply, keys: np.ndarray, other: int) -> list[int]:
     """The keys that `other` holds too, as the delivery names them."""
     return keys[delivery.shared[delivery.holders >> np.uint64(other) & np.uint64(1) == 1]].tolist()
 
@@ -42,13 +42,13 @@ class Cluster:
         self.after: list[dict[int, bytes]] = []  # the model after each batch
         self.tables: dict[tuple[int, int], np.ndarray] = {}  # (node, batch): rows
         self.missing: dict[tuple[int, int], np.ndarray] = {}
-        self.first: dict[tuple[int, int], Delivery] = {}
+        self.first: dict[tuple[int, int], PullReply] = {}
         self.results: dict[tuple[int, int], np.ndarray] = {}
         self.pulled = [0] * nodes
         self.pushed = [0] * nodes
         self.trained = 0
 
-    def take(self, deliveries: list[Delivery]) -> None:
+    def take(self, deliveries: list[PullReply]) -> None:
         for delivery in deliveries:
             at = (delivery.node, delivery.batch)
             keys = self.batches[delivery.batch][delivery.node]
@@ -71,7 +71,7 @@ class Cluster:
             self.tables[at][positions] = delivery.rows[positions] if delivery.in_place else delivery.rows
             self.missing[at][positions] = False
 
-    def check_holders(self, delivery: Delivery, keys: np.ndarray) -> None:
+    def check_holders(self, delivery: PullReply, keys: np.ndarray) -> None:
         sets = [set(other.tolist()) for other in self.batches[delivery.batch]]
         masks = [sum(1 << r for r in range(self.nodes) if key in sets[r]) for key in keys.tolist()]
         shared = [i for i, mask in enumerate(masks) if mask.bit_count() > 1]
@@ -231,7 +231,7 @@ def test_rows_in_flight_move_when_the_cache_shrinks_and_are_pushed_to_where_they
     ps = MemPS(layout=layout(1), store=store, initial=initial, memory_bytes=memory_bytes, pool=POOL, nodes=2)
     none = np.empty(0, np.uint64)
 
-    def pull(keys: np.ndarray, batch: int) -> list[Delivery]:
+    def pull(keys: np.ndarray, batch: int) -> list[PullReply]:
         return [*ps.pull(keys, batch, 0), *ps.pull(none, batch, 1)]
 
     for batch, start in enumerate((0, 70, 140)):  # the last ones take the highest slots

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError
 from daskps.mem import MemPS
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from memory_store import MemoryStore, bytes_for, initial, layout
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.errors import ProtocolError
 from daskps.mem import MemPS, total
 

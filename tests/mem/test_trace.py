@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from memory_store import bytes_for, layout
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.mem import MemPS
 
 BATCH_ACCESSES = 5_000

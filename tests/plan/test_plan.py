@@ -18,6 +18,7 @@ from daskps.config import make_job
 from daskps.errors import ArgumentError, ConfigError, DataError
 from daskps.plan import PAPER_HARDWARE, Hardware, Workload, calibrate, paper_workload, plan, workload_of
 from daskps.plan.paper import MODELS, price_performance
+from daskps.storage.record import RecordWriter, encode
 
 STATED_PRICE_PERFORMANCE = {"A": 4.4, "B": 5.4, "C": 9.0, "D": 8.4, "E": 8.3}
 
@@ -134,39 +135,43 @@ def test_a_job_is_planned_from_rates_and_wants_to_know_its_rows_where_it_cannot(
     assert workload_of(make_job(files), cores=2, rows=5e6)[0].keys_per_example == 39
 
 
-def record(batches: int = 9) -> dict[str, Any]:
-    """Of a run whose batches took 2 seconds, the slowest stage 1.6."""
-    return {
-        "settings": make_job(SMALL).model_dump(mode="json"),
-        "batches": [
-            {
-                "examples": 8192,
-                "counts": {"keys": 163_840, "distinct_keys": 40_960, "hits": 40_000, "misses": 960},
-                "stage_seconds": {"read": 0.5, "dedup": 0.1, "pull": 0.4, "train": 1.6, "push": 0.2},
-                "ended": 100.0 + 2 * number,
-                "levels": {"disk_rows": 700_000, "memory_rows": 300_000},
-            }
-            for number in range(batches)
-        ],
-    }
+def write_run(model: Path, batches: int = 9, incarnation: int = 1, **settings: Any) -> Path:
+    """A model whose last run had batches of 2 seconds, the slowest stage 1.6."""
+    name = f"run{incarnation}"
+    head = {"run": name, "settings": make_job(SMALL | settings).model_dump(mode="json")}
+    writer = RecordWriter(str(model), incarnation=incarnation, first_batch=0, header=head)
+    for number in range(batches):
+        line = {
+            "kind": "batch",
+            "batch": number,
+            "run": name,
+            "position": 8192 * (number + 1),
+            "examples": 8192,
+            "counts": {"keys": 163_840, "distinct_keys": 40_960, "hits": 40_000, "misses": 960},
+            "stage_seconds": {"read": 0.5, "dedup": 0.1, "pull": 0.4, "train": 1.6, "push": 0.2},
+            "waited_seconds": {},
+            "started": 98.0 + 2 * number,
+            "ended": 100.0 + 2 * number,
+            "levels": {"disk_rows": 700_000, "memory_rows": 300_000},
+            "stages": [],
+        }
+        writer.write([encode(line)], number)
+    writer.close()
+    return model
 
 
 def test_a_finished_run_is_its_own_plan_on_one_node(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(record()))
-    work, values = calibrate(path)
+    work, values = calibrate(write_run(tmp_path / "model"))
     (one,) = plan(work, NODE, [1])
     assert one.examples_per_second == pytest.approx(8192 / 2)
     assert (work.distinct_share, work.keys_per_example, work.rows) == (0.25, 20, 700_000)
     assert {value.name for value in values if value.kind == "assumed"} == {"shared_share"}
-    assert calibrate(path, rows=1e9)[0].rows == 1e9
-    path.write_text(json.dumps(record(2)))
-    with pytest.raises(DataError, match="at least 3 batches"):
-        calibrate(path)
-    path.write_text("nothing")
-    with pytest.raises(DataError, match="no report or record"):
-        calibrate(path)
-    with pytest.raises(DataError, match="has no report"):
+    assert calibrate(tmp_path / "model", rows=1e9)[0].rows == 1e9
+    write_run(tmp_path / "model", 3, incarnation=2, name="later")  # what counts is the last run, by its own settings
+    assert calibrate(tmp_path / "model")[0].name == "later, as it ran on 1 node"
+    with pytest.raises(DataError, match="at least 3 batches to go by, its last run had 2"):
+        calibrate(write_run(tmp_path / "short", 2))
+    with pytest.raises(DataError, match="has no record of a run"):
         calibrate(tmp_path)
 
 
@@ -202,9 +207,7 @@ def test_the_command_plans_jobs_and_runs_and_refuses_nonsense(run: Callable[...,
     said = run(job, "--json", "--nodes", "2", "--set", "train.minibatch_examples=1024", "--memory", "3GB")
     assert said["workload"]["minibatch_examples"] == 1024
     assert said["hardware"]["memory_bytes"] == 3e9
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(record()))
-    assert "as it ran on 1 node" in run("--calibrate", path)
+    assert "as it ran on 1 node" in run("--calibrate", write_run(tmp_path / "model"))
     assert "not several" in run(job, "--model", "A", code=2)
     for option in (("--set", "train.epochs=2"), ("--cores", 2)):
         assert "are for JOB" in run("--model", "A", *option, code=2)
@@ -213,5 +216,4 @@ def test_the_command_plans_jobs_and_runs_and_refuses_nonsense(run: Callable[...,
     assert "wants numbers with commas" in run("--nodes", "1;2", code=2)
     assert "1 to 64 nodes" in run("--nodes", "0", code=2)
     assert "cannot read" in run("--memory", "much", code=2)
-    path.write_text("{}")
-    assert "no report or record" in run("--calibrate", path, code=3)
+    assert "has no record of a run" in run("--calibrate", tmp_path, code=3)

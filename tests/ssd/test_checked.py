@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from daskps.errors import CorruptionError, StoreError
-from daskps.ssd.checked import first_difference, read_sums
-from daskps.ssd.files import LocalFiles
-from daskps.ssd.where import files_at
+from daskps.ssd.files import LocalFiles, files_at, first_difference, read_sums
 
 
 @pytest.mark.parametrize("block_bytes", [64, 4096, 1 << 20])

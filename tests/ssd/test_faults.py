@@ -13,7 +13,7 @@ import pytest
 from disks import ForgetfulDisk, FullDisk
 from helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, CorruptionError, LockedError, StoreError
 from daskps.ssd import Options, Store
 from daskps.ssd.files import LocalFiles
@@ -147,7 +147,7 @@ def test_the_disk_budget_is_kept_with_figures_and_a_remedy(tmp_path, pool: Compu
         store.append(keys, rows)
         store.commit("a", save_index=False)
         again = np.concatenate([keys, keys])
-        with pytest.raises(CapacityError, match=r"budget is 60,000; live rows take .* snapshots the rest: drop"):
+        with pytest.raises(CapacityError, match=r"budget is 60,000; live rows take .* snapshots the rest: raise"):
             store.append(again, rows_for(again))
         assert store.disk_bytes < 60_000 + store.shape.data_bytes(32) * 4
         assert contents(store, "a") == as_dict(keys, rows)
@@ -290,7 +290,7 @@ def test_a_second_writer_is_refused_with_the_holder_and_a_dead_one_is_no_obstacl
     ):
         Store.open(tmp_path, pool=pool)
     script = (
-        "import sys, os; from daskps.backend.pool import ComputePool; from daskps.ssd import Store;"
+        "import sys, os; from daskps.device.pool import ComputePool; from daskps.ssd import Store;"
         "store = Store.open(sys.argv[1], pool=ComputePool(1)); print('open', flush=True); sys.stdin.read()"
     )
     writer = subprocess.Popen(

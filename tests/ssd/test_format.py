@@ -9,9 +9,9 @@ import pytest
 import zarr
 from helpers import LAYOUT, QUIET, as_dict, read_plainly, rows_for
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.ssd import Store
-from daskps.ssd.checksum import block_sums, crc32c
+from daskps.ssd.format import block_sums, crc32c
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline", "zarrs.ZarrsCodecPipeline"]
 

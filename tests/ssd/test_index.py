@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.ssd.index import ABSENT, PLACES, KeyIndex
 
 MASK = 2**64 - 1

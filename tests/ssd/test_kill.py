@@ -15,7 +15,7 @@ import pytest
 from helpers import LAYOUT, QUIET, as_dict, check
 from writer import FILE_ROWS, number_of, step
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.ssd import Store
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from helpers import LAYOUT, QUIET, as_dict, check, rows_for
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, StoreError
-from daskps.ssd import Options, Partitions, Placement, Store
+from daskps.ssd import Options, Placement, Store, TableStore
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 3000, np.uint64)
 
@@ -15,7 +15,7 @@ KEYS = np.random.default_rng(0).integers(0, 2**64, 3000, np.uint64)
 @pytest.mark.parametrize("hash", ["mixed", "modulo"])
 def test_partitions_answer_as_one_store(tmp_path, pool: ComputePool, partitions: int, hash: str) -> None:
     options = {"pool": pool, "options": QUIET}
-    with Partitions.create(tmp_path, LAYOUT, partitions=partitions, hash=hash, file_rows=64, **options) as table:
+    with TableStore.create(tmp_path, LAYOUT, partitions=partitions, hash=hash, file_rows=64, **options) as table:
         rows = rows_for(KEYS)
         table.append(KEYS, rows)
         model = as_dict(KEYS, rows)
@@ -28,7 +28,7 @@ def test_partitions_answer_as_one_store(tmp_path, pool: ComputePool, partitions:
         assert table.snapshots() == {"a": "confirmed", "b": "prepared"}
         assert table.stats().live_rows == len(model) - 2
         table.verify()
-    with Partitions.open(tmp_path, **options) as table:
+    with TableStore.open(tmp_path, **options) as table:
         check(table, model)
 
 
@@ -45,18 +45,18 @@ def test_keys_are_split_stably_by_partition(pool: ComputePool, hash: str, count:
 
 def test_nodes_take_over_folders(tmp_path, pool: ComputePool) -> None:
     rows = rows_for(KEYS)
-    Partitions.create(tmp_path, LAYOUT, pool=pool, owned=[0, 1, 2], options=QUIET).close()
-    Partitions.create(tmp_path, LAYOUT, pool=pool, owned=[3, 4, 5, 6, 7], options=QUIET).close()
+    TableStore.create(tmp_path, LAYOUT, pool=pool, owned=[0, 1, 2], options=QUIET).close()
+    TableStore.create(tmp_path, LAYOUT, pool=pool, owned=[3, 4, 5, 6, 7], options=QUIET).close()
     owner = Placement(8).of(KEYS, pool)
     assert np.bincount(owner, minlength=8).min() > 300
     for owned in ([0, 1, 2, 3], [4, 5, 6, 7]):
         mine = np.isin(owner, owned)
-        with Partitions.open(tmp_path, pool=pool, owned=owned, options=QUIET) as table:
+        with TableStore.open(tmp_path, pool=pool, owned=owned, options=QUIET) as table:
             table.append(KEYS[mine], rows[mine])
             table.commit("a")
             with pytest.raises(ArgumentError, match=r"belongs to partition \d of 8, but only \[.*\] are owned here"):
                 table.load(KEYS)
-    with Partitions.open(tmp_path, pool=pool, read_only=True) as table:
+    with TableStore.open(tmp_path, pool=pool, read_only=True) as table:
         check(table, as_dict(KEYS, rows))
 
 
@@ -64,25 +64,25 @@ def test_a_commit_that_stopped_between_partitions_is_decided_by_the_first_confir
     tmp_path, pool: ComputePool
 ) -> None:
     first, second = rows_for(KEYS), rows_for(KEYS)
-    with Partitions.create(tmp_path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
+    with TableStore.create(tmp_path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
         table.append(KEYS, first)
         table.commit("a")
         table.append(KEYS, second)
         for number in (0, 1):
             table.stores[number].prepare("b")
-    with Partitions.open(tmp_path, pool=pool, options=QUIET) as table:  # one had not prepared: not decided
+    with TableStore.open(tmp_path, pool=pool, options=QUIET) as table:  # one had not prepared: not decided
         check(table, as_dict(KEYS, first))
         table.settle("a")
         table.append(KEYS, second)
         table.prepare("c")
         table.stores[1].confirm("c")
-    with Partitions.open(tmp_path, pool=pool, options=QUIET) as table:  # all had, and one confirmed: decided
+    with TableStore.open(tmp_path, pool=pool, options=QUIET) as table:  # all had, and one confirmed: decided
         check(table, as_dict(KEYS, second))
         assert [s.state for store in table.stores.values() for s in store.snapshots()] == ["confirmed"] * 6
 
 
 def test_a_failed_prepare_leaves_nothing_prepared(tmp_path, pool: ComputePool) -> None:
-    with Partitions.create(tmp_path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
+    with TableStore.create(tmp_path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
         table.append(KEYS, rows_for(KEYS))
         table.stores[2].close()
         with pytest.raises(StoreError, match="closed"):
@@ -91,13 +91,13 @@ def test_a_failed_prepare_leaves_nothing_prepared(tmp_path, pool: ComputePool) -
 
 
 def test_another_table_or_a_single_store_is_refused(tmp_path, pool: ComputePool) -> None:
-    Partitions.create(tmp_path / "table", LAYOUT, pool=pool, partitions=2, options=Options()).close()
+    TableStore.create(tmp_path / "table", LAYOUT, pool=pool, partitions=2, options=Options()).close()
     with pytest.raises(StoreError, match="another table"):
-        Partitions.create(tmp_path / "table", LAYOUT, pool=pool, partitions=3)
+        TableStore.create(tmp_path / "table", LAYOUT, pool=pool, partitions=3)
     Store.create(tmp_path / "store", LAYOUT, pool=pool).close()
     with pytest.raises(StoreError, match="single partition"):
-        Partitions.open(tmp_path / "store", pool=pool)
+        TableStore.open(tmp_path / "store", pool=pool)
     with pytest.raises(StoreError, match="no partitions there"):
-        Partitions.open(tmp_path / "nowhere", pool=pool)
+        TableStore.open(tmp_path / "nowhere", pool=pool)
     with pytest.raises(ArgumentError, match="from 0 to 1, got"):
-        Partitions.open(tmp_path / "table", pool=pool, owned=[2])
+        TableStore.open(tmp_path / "table", pool=pool, owned=[2])

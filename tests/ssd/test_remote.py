@@ -8,10 +8,10 @@ import pytest
 from helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 from zarr.storage import MemoryStore, ObjectStore
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.errors import CorruptionError, StoreError
-from daskps.ssd import Partitions, Store
-from daskps.ssd.remote import RemoteFiles
+from daskps.ssd import Store, TableStore
+from daskps.ssd.files import RemoteFiles
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
 
@@ -60,10 +60,10 @@ def test_a_zarr_store_object(pool: ComputePool) -> None:
 def test_partitions_in_fsspec_memory(pool: ComputePool) -> None:
     path = f"memory://{uuid.uuid4()}"
     rows = rows_for(KEYS)
-    with Partitions.create(path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
+    with TableStore.create(path, LAYOUT, pool=pool, partitions=3, options=QUIET) as table:
         table.append(KEYS, rows)
         table.commit("a")
-    with Partitions.open(path, pool=pool, options=QUIET) as table:
+    with TableStore.open(path, pool=pool, options=QUIET) as table:
         check(table, as_dict(KEYS, rows))
 
 

@@ -6,7 +6,7 @@ from helpers import LAYOUT, QUIET, as_dict, check, contents, read_plainly, rows_
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, SnapshotError, StoreError
 from daskps.ssd import Store
 
@@ -53,6 +53,20 @@ def test_a_load_may_ask_for_a_key_twice_and_keeps_what_out_had(tmp_path, pool: C
         assert found.tolist() == [True, False, True, True]
         assert loaded[[0, 2, 3]].tobytes() == rows[[1, 0, 1]].tobytes()
         assert (loaded[1] == 7).all()
+
+
+def test_frequent_snapshots_save_the_index_only_after_as_many_rows_as_it_has_keys(tmp_path, pool: ComputePool) -> None:
+    keys, first, second = np.arange(1000, dtype=np.uint64), 1, 2
+    with Store.create(tmp_path, LAYOUT, pool=pool, file_rows=64, options=QUIET) as store:
+        store.append(keys, rows_for(keys, first))
+        saved = [store.commit("0").index_bytes is not None]
+        for number in range(1, 5):
+            store.append(keys[:500], rows_for(keys[:500], second))
+            saved.append(store.commit(str(number)).index_bytes is not None)
+    assert saved == [True, False, True, False, True]
+    wanted = as_dict(keys, rows_for(keys, first)) | as_dict(keys[:500], rows_for(keys[:500], second))
+    with Store.open(tmp_path, snapshot="3", pool=pool, read_only=True) as store:  # its index is rebuilt
+        check(store, wanted)
 
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=60).map(lambda keys: np.array(keys, np.uint64))
@@ -156,6 +170,26 @@ def test_an_older_snapshot_can_be_gone_on_from_without_harm_to_newer_ones(tmp_pa
         for name, state in states.items():
             assert contents(store, name) == state
         store.verify()
+
+
+def test_a_scan_that_began_before_its_files_left_current_and_snapshots_reads_them_to_the_end(
+    tmp_path, pool: ComputePool
+) -> None:
+    keys = np.arange(160, dtype=np.uint64)
+    before = rows_for(keys)
+    with Store.create(tmp_path, LAYOUT, pool=pool, file_rows=16, options=QUIET) as store:
+        store.append(keys, before)
+        store.commit("a")
+        scan = store.scan()
+        found = as_dict(*next(scan))
+        store.append(keys, rows_for(keys))  # the files leave the current state, and only "a" has them
+        store.commit("b")
+        store.drop("a")
+        for part in scan:
+            found |= as_dict(*part)
+        assert found == as_dict(keys, before)
+        store.commit("c")  # which sweeps
+        assert sum(path.is_file() for path in (tmp_path / "keys").rglob("c*")) == 10
 
 
 def test_wrong_arguments_are_named(tmp_path, pool: ComputePool) -> None:

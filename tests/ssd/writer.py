@@ -10,7 +10,7 @@ import sys
 import numpy as np
 from helpers import LAYOUT
 
-from daskps.backend.pool import ComputePool
+from daskps.device.pool import ComputePool
 from daskps.ssd import Options, Store
 
 KEYS = 3000
@@ -30,13 +30,18 @@ def number_of(store: Store) -> int:
     return max((int(snapshot.id) for snapshot in store.snapshots() if snapshot.state == "confirmed"), default=0)
 
 
+def tell(what: object) -> None:
+    """Write a line in one piece: with `print` a kill may come between the line and its end."""
+    os.write(1, f"{what}\n".encode())
+
+
 def write(path: str) -> None:
     """Append, delete, commit, drop and compact until killed."""
-    print(os.getpid(), flush=True)
+    tell(os.getpid())
     store = Store.open(path, pool=ComputePool(2), options=Options(compact_above=1.2))
     number = number_of(store)
     store.settle(str(number) if number else None)
-    print("open", flush=True)
+    tell("open")
     while True:
         number += 1
         keys, rows, deleted = step(number)
@@ -47,7 +52,7 @@ def write(path: str) -> None:
             store.settle(str(number))
         else:
             store.commit(str(number), save_index=number % 3 == 0)
-        print(number, flush=True)
+        tell(number)
         if number % 4 == 0:
             store.compact(0.3)
         for snapshot in store.snapshots()[:-2]:
@@ -60,4 +65,4 @@ if __name__ == "__main__":
         if not child:
             write(line.strip())
         os.waitpid(child, 0)
-        print("end", flush=True)
+        tell("end")

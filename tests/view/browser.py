@@ -87,7 +87,10 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        self._loop.run_sync(self._close)
         self._loop.close()
         self._process.terminate()
         self._process.wait()
+
+    async def _close(self) -> None:
+        self._socket.close()  # writes a last message, which needs a loop

@@ -8,8 +8,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskps
-from daskps.cluster.plugin import THREADS
-from daskps.flow.progress import Outcome
+from daskps.driver.driver import Outcome
+from daskps.node.dask import THREADS
 
 JOB = {
     "name": "seen",

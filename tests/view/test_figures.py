@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import daskps
-from daskps.flow.progress import Outcome
-from daskps.view.chart import Bar, Line, line_chart, stacked_chart, ticks, timeline
+from daskps.driver.driver import Outcome
 from daskps.view.figures import hit_rates
+from daskps.view.report import Bar, Line, line_chart, stacked_chart, ticks, timeline
 from daskps.view.words import duration, percent, short, size
 from tests.view.conftest import JOB
 

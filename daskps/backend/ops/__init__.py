@@ -1,1 +1,0 @@
-"""What kernels offer, one noun a file: every call takes a device and keyword arguments, and checks them."""

@@ -1,1 +1,0 @@
-"""Nodes: one per Dask worker, and what they say to each other."""

@@ -1,0 +1,1 @@
+"""The driver of a run, in the client or in a Dask task: batches, tasks, batch sizes, snapshots, recovery."""

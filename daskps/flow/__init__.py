@@ -1,1 +1,0 @@
-"""The stages and the run that composes them."""

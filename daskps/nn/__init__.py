@@ -1,0 +1,1 @@
+"""Dense networks, losses, dense optimizers and streaming metrics; formulas in OPTIMIZERS.md."""

@@ -1,0 +1,513 @@
+"""The node of one incarnation: all parts of a job, put together on one worker, and the requests that a driver makes.
+
+Input: a job, a rank, the incarnation that has begun. Output: `NodeInfo` for the driver. Then the stages use its parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskps import build
+from daskps.build import build_network, dense_optimizer, row_filler, table_specs
+from daskps.config import Job, recorded_job
+from daskps.data.order import Steps
+from daskps.device.device import MEMORY, CpuDevice, Device, Workspace, devices
+from daskps.device.memory import keep_freed_memory
+from daskps.device.pool import ComputePool
+from daskps.errors import ConfigError, CorruptionError, DaskpsError, DataError, StaleError, TrainingError
+from daskps.hbm.table import HbmTable, TableSpec
+from daskps.mem.memps import MemPS
+from daskps.nn import engine, network
+from daskps.nn.metrics import Metrics
+from daskps.node.batches import Flights, NodeTable
+from daskps.node.begin import IncarnationStart, changed_settings, check_begun, check_order, order_before, placement_of
+from daskps.node.memory import InputBudget, NodeBudget, check_memory
+from daskps.node.tables import Base, open_rows
+from daskps.node.trainer import Trainer
+from daskps.predict import Predictor, countable
+from daskps.reports import Summary, Validation, to_record, validations_of, without_stages
+from daskps.ssd import Options
+from daskps.storage.model_directory import Epoch, ModelDirectory, Snapshot, SnapshotMeta, follow
+from daskps.storage.partition import KeyPartition
+from daskps.storage.record import RecordWriter, read_record
+from daskps.types import Floats, Keys
+from daskps.version import NUMERICS, __version__
+from daskps.wire.link import Link, ListenOptions
+from daskps.wire.session import Member
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """Reply of a node to `open`: its address, the position in the data and its limits."""
+
+    epoch: int  # the incarnation
+    address: str  # of its link, for the other nodes
+    directory: str
+    snapshot: str | None  # id of the snapshot that was opened
+    batch: int  # the last batch that the snapshot holds; -1 for a new model
+    position: int  # global example number at which training goes on
+    rows: int  # training examples, over all passes
+    steps: Steps
+    validation_rows: int  # validation examples
+    read_steps: int  # largest number of steps in one read
+    metrics: dict[str, float]
+    validations: tuple[Validation, ...] = ()  # validations before the snapshot
+    history: tuple[dict[str, Any], ...] = ()  # some lines of the record up to the snapshot, evenly chosen; only rank 0
+    best: str | None = None  # snapshot with the best validation, if best ones are kept
+
+
+logger = logging.getLogger("daskps.driver")
+
+HISTORY_POINTS = 200  # about so many batches before this run are shown on the live pages
+
+ACCEPTED_KEPT = 100  # a snapshot lists at most so many accepted changes of the data
+
+
+class OpenNode:
+    """Open node of one worker, for one incarnation of a run."""
+
+    def __init__(
+        self,
+        run: str,
+        rank: int,
+        nodes: int,
+        job: Job,
+        begun: IncarnationStart,
+        *,
+        frame: Any = None,
+        wire: ListenOptions | None = None,
+        nodes_here: int = 1,
+        limit_bytes: int | None = None,
+    ) -> None:
+        self.run, self.rank, self.nodes, self.job = run, rank, nodes, job
+        self._idle, self._working, self._closed = threading.Condition(), 0, False
+        self._error: BaseException | None = None  # the first error that a stage raised
+        self.directory = ModelDirectory(os.fspath(job.out))
+        self.epoch = Epoch(self.directory, run, begun.epoch, begun.index, begun.model)
+        check_begun(self.directory, begun, run, rank)
+        self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
+        self.partition = KeyPartition(placement_of(job), nodes, self.pool)
+        self.link = Link(wire or ListenOptions(), alone=nodes == 1)
+        self.tables: list[NodeTable] = []
+        self.flights = Flights(run, begun.epoch)
+        self.training: build.StepReader | None = None
+        self.validation: build.StepReader | None = None
+        self._writer: RecordWriter | None = None
+        try:
+            self._open(begun, frame, nodes_here, limit_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, begun: IncarnationStart, frame: Any, nodes_here: int, limit_bytes: int | None) -> None:
+        """Open data, network, tables and record, and divide the budgets over them."""
+        job = self.job
+        self.devices: list[Device] = devices(job.cluster.backend, job.cluster.devices, pool=self.pool)
+        check_memory(job, on_cpu=self.devices[0].kind == "cpu", nodes_here=nodes_here, limit_bytes=limit_bytes)
+        self.host = CpuDevice(0, self.pool)  # makes initial rows: they go to MEM-PS, not to a GPU
+        self.features = build.features(job)
+        self.specs = table_specs(job, self.features)
+        self.snapshot = self.directory.snapshot(begun.snapshot) if begun.snapshot is not None else None
+        self._accepted = self._accepted_settings(begun)
+        self.training = build.open_training(job, self.pool, self.rank, self.nodes, frame)
+        self.validation = build.open_validation(job, self.pool, self.rank, self.nodes)
+        self.networks = self._networks()
+        on_cpu = self.devices[0].kind == "cpu"
+        self.reading = InputBudget(job, self.features, self.steps, self.training, self.validation, on_cpu=on_cpu)
+        self.reading.check()
+        used = (self.reading.memory_bytes, self.reading.hbm_bytes + self.networks[0].size_bytes(self.pool.cores))
+        self.room = NodeBudget(job, self.specs, self.partition, *used)
+        self.room.check(self.reading.step_examples, self.reading.least_keys)
+        keep_freed_memory(job.budget.memory_bytes + job.budget.hbm_bytes)
+        self.metrics = Metrics()  # of the current pass. Rank 0: all nodes; other ranks: what rank 0 has not got yet
+        if self.snapshot is not None:
+            self._take_up(self.directory, self.snapshot)
+            position, settings = self.snapshot.draft.position, self.snapshot.draft.settings
+            if "order" in settings:
+                self._accepted += check_order(
+                    job, self.training, position, settings["order"], begun.accept_changed_data
+                )
+            if self.rank:
+                self.metrics.clear()
+        self._pass = self._pass_of(max(0, self.snapshot.draft.position - 1) if self.snapshot is not None else 0)
+        with ExitStack() as stack:
+            base = None
+            if begun.base is not None:
+                elsewhere = ModelDirectory(str(job.start_from))
+                lease = elsewhere.read(begun.base)  # a run of that model may go on and delete snapshots meanwhile
+                assert lease is not None
+                base = stack.enter_context(lease).snapshot
+                self._take_up(elsewhere, base)
+                self.metrics.clear()  # this model begins at the first example of the data
+            for spec in self.specs:
+                self.tables.append(self._open_table(spec, begun, base))
+        self.trainer = Trainer(
+            self.devices,
+            self.networks,
+            dense_optimizer(job.model.optimizer),
+            self.metrics,
+            self.steps,
+            self.training.rows,
+            job.train.sync_every,
+        )
+        self.dedup_scratch = Workspace(self.devices[0])
+        if on_cpu:
+            shared = self.nodes > 1  # then MEM-PS also takes its tables of holders from this buffer pool
+            MEMORY.total_bytes = job.budget.hbm_bytes + shared * job.budget.memory_bytes // 4
+        self.previous: list[HbmTable] = []
+        # By id of a snapshot that is being prepared: its dense state, and the metrics for its manifest.
+        self._captured: dict[str, tuple[dict[str, Any], dict[str, float | None]]] = {}
+        self.counted = -1  # the last batch whose counters were reported
+        self._writer = RecordWriter(
+            self.directory.path,
+            incarnation=self.epoch.number,
+            first_batch=self.first_batch,
+            header={"run": self.run, "version": __version__, "settings": job.model_dump(mode="json")},
+        )
+
+    def join(self, addresses: list[str]) -> None:
+        """Connect to all nodes, which are open now, and begin to serve this node's rows."""
+        cluster = self.job.cluster
+        self.link.join(
+            Member(self.run, self.epoch.number, self.rank, self.nodes, cluster.wait_seconds),
+            addresses,
+            {table.spec.name: table.mem for table in self.tables},
+            self.partition,
+            first_batch=self.first_batch,
+            check_replicas=cluster.check_replicas,
+        )
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> Steps:
+        """Division of steps into examples: this node's share of every step."""
+        train, cluster = self.job.train, self.job.cluster
+        return Steps(train.minibatch_examples, self.nodes, self.rank, cluster.devices, train.block_examples)
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the first batch of this incarnation."""
+        return 0 if self.snapshot is None else self.snapshot.draft.batch + 1
+
+    def _accepted_settings(self, begun: IncarnationStart) -> list[str]:
+        """Return the data settings that differ from the snapshot's; raise DataError unless changes are accepted."""
+        if self.snapshot is None:
+            return []
+        then = recorded_job(self.snapshot.draft.settings, f"the settings in snapshot {self.snapshot.id}")
+        return changed_settings(then.data, self.job.data, begun.accept_changed_data)
+
+    def _accepted_changes(self) -> list[dict[str, Any]]:
+        """Return the latest accepted changes of the data (position, what changed), for snapshots."""
+        if self.snapshot is None:
+            return []
+        known = self.snapshot.draft.settings.get("accepted_changes", [])
+        new = [{"position": self.snapshot.draft.position, "changed": self._accepted}] if self._accepted else []
+        return [*known, *new][-ACCEPTED_KEPT:]
+
+    def _networks(self) -> list[network.Network]:
+        """Return one replica of the network per device; CPU stand-ins share one."""
+        job = self.job
+        if self.devices[0].kind == "cpu":
+            return [build_network(job, self.specs, self.features, engine.cpu(self.pool))] * len(self.devices)
+        return [build_network(job, self.specs, self.features, engine.on(device)) for device in self.devices]
+
+    def _take_up(self, directory: ModelDirectory, snapshot: Snapshot) -> None:
+        """Load network and metrics from a snapshot; raise ConfigError if its model has other settings."""
+        recorded = recorded_job(snapshot.draft.settings, f"the settings in snapshot {snapshot.id}")
+        known, asked = recorded.identity_fields(), self.job.identity_fields()
+        wrong = [name for name in known | asked if known.get(name) != asked.get(name)]
+        if not wrong and list(known["tables"]) != list(asked["tables"]):
+            wrong = ["the order of tables"]  # the order decides initial rows and the network's inputs
+        if wrong:
+            other = ", ".join(wrong)
+            raise ConfigError(
+                f"{directory.path} holds a model of other settings ({other}; snapshot {snapshot.id}): choose another "
+                "`out`, or give the settings it was made with"
+            )
+        arrays = directory.load(snapshot)
+        for replica in dict.fromkeys(self.networks):
+            replica.load(
+                {name.removeprefix("dense/"): value for name, value in arrays.items() if name.startswith("dense/")}
+            )
+        self.metrics.load(
+            {name.removeprefix("metrics/"): value for name, value in arrays.items() if name.startswith("metrics/")}
+        )
+
+    def _open_table(self, spec: TableSpec, begun: IncarnationStart, base: Snapshot | None) -> NodeTable:
+        """Open this node's partitions of a table in the state of the log, or as copies of `base`, with their cache."""
+        copied = None
+        if base is not None:
+            elsewhere = ModelDirectory(str(self.job.start_from))
+            path = f"{elsewhere.path}/tables/{spec.name}"
+            copied = Base(path, elsewhere.state().model, base.digests(spec.name))
+        store = open_rows(
+            f"{self.directory.path}/tables/{spec.name}",
+            spec.layout,
+            placement=self.partition.placement,
+            owned=self.partition.owned(self.rank),
+            snapshot=begun.snapshot or begun.base,
+            live=self.directory.state().live,
+            pool=self.pool,
+            file_rows=self.room.file_rows(spec),
+            options=Options(disk_bytes=self.room.disk_bytes(spec)),
+            model=begun.model,
+            digests=self.snapshot.digests(spec.name) if self.snapshot is not None else None,
+            base=copied,
+            still_mine=lambda: check_begun(self.directory, begun, self.run, self.rank),
+        )
+        try:
+            mem = MemPS(
+                layout=spec.layout,
+                store=store,
+                initial=row_filler(self.job, spec, self.host),
+                memory_bytes=self.room.memory_bytes(spec),
+                pool=self.pool,
+                nodes=self.nodes,
+                run=self.run,
+                epoch=self.epoch.number,
+                first_batch=self.first_batch,
+                lru_share=self.job.cluster.lru_share,
+                remedy=lambda mem, rows: self.room.remedy(spec, mem, rows),
+            )
+        except BaseException:
+            store.close()
+            raise
+        return NodeTable(spec, mem, store)
+
+    def opened(self) -> NodeInfo:
+        """Return the reply to the driver's `open`."""
+        draft = self.snapshot.draft if self.snapshot is not None else None
+        assert self.training is not None
+        return NodeInfo(
+            epoch=self.epoch.number,
+            address=self.link.address,
+            directory=self.directory.path,
+            snapshot=self.snapshot.id if self.snapshot is not None else None,
+            batch=draft.batch if draft else -1,
+            position=draft.position if draft else 0,
+            rows=self.training.rows,
+            steps=Steps(self.job.train.minibatch_examples),
+            validation_rows=self.validation.rows if self.validation is not None else 0,
+            read_steps=self.reading.steps(),
+            metrics=self.metrics_summary(),
+            validations=validations_of(draft.progress) if draft else (),
+            history=self._history(draft.batch) if draft and self.rank == 0 else (),
+            best=draft.progress.get("best") if draft else None,
+        )
+
+    # -- the record, on rank 0 -------------------------------------------------------------------------------------
+
+    def _history(self, batch: int) -> tuple[dict[str, Any], ...]:
+        """Return about HISTORY_POINTS lines of the record up to `batch`. A run goes on without them."""
+        every = max(1, batch // HISTORY_POINTS)
+        try:
+            lines = read_record(self.directory.path, "batch", every=every)
+            return tuple(without_stages(line) for line in lines if line["batch"] <= batch)
+        except DataError:  # trained before there were records
+            return ()
+        except (CorruptionError, OSError) as error:
+            logger.warning("live pages begin with this run: %s", error)
+            return ()
+
+    def record(self, lines: list[str], last_batch: int) -> None:
+        """Write lines of batches up to `last_batch` to the record."""
+        assert self._writer is not None
+        self._writer.write(lines, last_batch)
+
+    def summary(self) -> Summary:
+        """Return the totals of this run over all its incarnations, from the record."""
+        summary = Summary()
+        for line in read_record(self.directory.path, "batch", run=self.run):
+            summary.add(line)
+        return summary
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def end_batch(self, batch: int, snapshot: str) -> dict[str, float]:
+        """Add up the metrics of all nodes after a batch; if `snapshot` is named, keep the dense state for it.
+
+        Return the metrics now: at the batch's push they would include later batches.
+        """
+        self._gather("metrics", batch, self.metrics)
+        if self.rank:
+            self.metrics.clear()
+        elif snapshot:
+            self._capture(snapshot)
+        return self.metrics_summary()
+
+    def _capture(self, name: str) -> None:
+        """Copy network and metrics for the snapshot `name`, before the next batch changes them."""
+        arrays = {f"dense/{key}": value for key, value in self.networks[0].export().items()}
+        arrays |= {f"metrics/{key}": value for key, value in self.metrics.state().items()}
+        self._captured[name] = (arrays, to_record(self.metrics_summary()))
+
+    def _gather(self, kind: str, batch: int, metrics: Metrics) -> None:
+        """Add the other nodes' metrics on rank 0. At most 24 bytes per example of the batch are sent."""
+        if self.nodes == 1:
+            return
+        names, mine = tuple(Metrics(1).state()), tuple(metrics.state().values()) if self.rank else ()
+        for arrays in self.link.gather(kind, batch, mine):
+            metrics.add(dict(zip(names, arrays, strict=True)))
+
+    def prepare(self, name: str, batch: int) -> dict[str, Any]:
+        """Prepare snapshot `name` in every partition of this node while no batch is in flight; return the digests."""
+        if self.rank == 0:
+            self._capture(name)
+
+        def flush() -> None:
+            for table in self.tables:
+                table.mem.flush(batch, name)
+
+        self.link.work(flush)
+        return self._receipts(name)
+
+    def prepared(self, name: str, batch: int) -> dict[str, Any]:
+        """Wait for the snapshot that the pushes of `batch` have named, while training goes on; return the digests."""
+        self.link.prepared(name, batch)
+        return self._receipts(name)
+
+    def _receipts(self, name: str) -> dict[str, Any]:
+        """Return the digests of the snapshot's files, by table."""
+        return {table.spec.name: table.store.digests(name) for table in self.tables}
+
+    def publish(
+        self,
+        name: str,
+        batch: int,
+        position: int,
+        receipts: dict[str, Any],
+        progress: dict[str, Any],
+        lines: list[str],
+        last_batch: int,
+    ) -> tuple[str, ...]:
+        """Write the `lines` of the record, then publish the prepared snapshot; return the ids of snapshots to keep."""
+        assert self.training is not None
+        assert self._writer is not None
+        self._writer.write(lines, last_batch)
+        self._writer.end_file()
+        settings = {"numerics": NUMERICS, "result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
+        settings["order"] = order_before(self.job, self.training, position)
+        if accepted := self._accepted_changes():
+            settings["accepted_changes"] = accepted
+        arrays, metrics = self._captured.pop(name)
+        draft = SnapshotMeta(batch, position, self.partition.placement.partitions, settings, progress, metrics)
+        self.epoch.publish(draft, arrays, receipts)
+        self.epoch.keep(self.job.train.keep_snapshots, progress.get("best"))
+        return self.directory.state().live
+
+    def end_with(self, best: str) -> str | None:
+        """Make the run's best snapshot the last one, if it still exists; return the id of the last snapshot."""
+        self.epoch.end_with(best)
+        return self.directory.state().last
+
+    def confirm(self, live: tuple[str, ...]) -> None:
+        """Confirm the live snapshots of the log in every partition, and drop those that are no longer live."""
+
+        def follow_all() -> None:
+            for table in self.tables:
+                for partition in table.store.stores.values():
+                    follow(partition, live)
+
+        self.link.work(follow_all)
+
+    # -- at rest ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: int) -> dict[str, float]:
+        """Return the metrics of the validation data with the model after `batch`, on rank 0; insert nothing."""
+        assert self.validation is not None
+        metrics, numbers = Metrics(), itertools.count()
+        predictor = Predictor(
+            self.devices[0],
+            self.specs,
+            self.networks[0],
+            lambda table, working_set: self.lookup(table, working_set.keys, batch, next(numbers)),
+        )
+        for step in range(self.steps.count(self.validation.rows)):
+            part, _ = self.validation.read_steps(step, step + 1)
+            if part.examples:
+                metrics.update(*countable(part, predictor.logits(part)))
+        self._gather("validation", batch + 1, metrics)  # not `batch`: the session has closed it
+        return metrics.summary() if self.rank == 0 else {}
+
+    def lookup(self, table: int, keys: Keys, batch: int, number: int) -> Floats:
+        """Return rows as after `batch`, initial rows for unknown keys; `number` distinguishes lookups of one batch."""
+        spec = self.specs[table]
+        rows = np.empty((len(keys), spec.layout.width), np.float32)
+        self.link.lookup(batch, number, {spec.name: (keys, rows)})
+        return rows
+
+    def begin_batch(self, step: int) -> None:
+        """Clear the metrics at the start of a pass: from the second pass on, the examples were trained on before."""
+        assert self.training is not None
+        if (number := self._pass_of(self.steps.rows(step, self.training.rows)[0])) != self._pass:
+            self.metrics.clear()
+            self._pass = number
+
+    def _pass_of(self, row: int) -> int:
+        """Return the pass over the data that contains the example number `row`, counted from 1."""
+        assert self.training is not None
+        return row // max(1, self.training.rows // self.job.train.epochs) + 1
+
+    def metrics_summary(self) -> dict[str, float]:
+        """Return the metrics of the pass so far, on rank 0. In the first pass all examples are new to the model."""
+        return {"pass": float(self._pass), **self.metrics.summary()} if self.rank == 0 else {}
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep the node open while a stage works; `close` waits until no stage does."""
+        with self._idle:
+            self._check_open()
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._working -= 1
+                self._idle.notify_all()
+
+    def _check_open(self) -> None:
+        """Raise StaleError if the node is closed."""
+        if self._closed:
+            raise StaleError(f"run {self.run} epoch {self.epoch.number} has ended on this node")
+
+    def check(self) -> None:
+        """Raise the error that has stopped this node, if any; for stages that wait for another stage."""
+        if self._error is not None:
+            raise self._error
+        self._check_open()
+        self.link.peers.session.check()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop this node's part in the run, and all other nodes."""
+        self._error = self._error or error
+        self.link.fail(error if isinstance(error, DaskpsError) else TrainingError(repr(error)))
+
+    def close(self) -> None:
+        """Make waiting stages fail, wait for working ones to finish, then close everything."""
+        with self._idle:
+            if self._closed:
+                return
+            self._closed = True
+            self.link.fail(StaleError("the run has ended on this node"), tell=False)
+            self._idle.wait_for(lambda: not self._working)
+        self.link.close()
+        for table in self.tables:
+            table.mem.close()
+            table.store.close()
+        for reader in (self.training, self.validation, self._writer):
+            if reader is not None:
+                reader.close()
+        self.pool.close()
+        self.flights = Flights(self.flights.run, self.flights.epoch)
+        MEMORY.total_bytes = None
+        MEMORY.forget()  # in a notebook the process goes on after the run

@@ -1,0 +1,346 @@
+"""The current rows of a partition (class `LiveRows`): where the row of each key is, and compaction to save disk space.
+
+Input: arrays of keys and rows. Output: rows. `Store` adds snapshots and serialises the changes: every method here that
+changes something is called under the store's writer lock. Its lock is held only while the index, the live bits or the
+set of segments are read or changed, so that loads wait neither for the disk nor for compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, wait
+from threading import RLock
+
+import numpy as np
+
+from daskps.device.pool import ComputePool
+from daskps.errors import CapacityError
+from daskps.ssd.files import Files, disk_error
+from daskps.ssd.format import KEY_BYTES
+from daskps.ssd.index import ABSENT, KeyIndex
+from daskps.ssd.live_bits import DiskBound, LiveBits
+from daskps.ssd.manifest import FileEntry, Manifest
+from daskps.ssd.options import HARD, SHORT_FILES, SHORT_PART, SOFT, Counters, Options
+from daskps.ssd.segments import Segment, SegmentFiles, by_file, read_rows, sort_requests
+from daskps.types import Bools, Floats, Keys
+
+
+class LiveRows:
+    """The current state of a partition: index, live bits and segments."""
+
+    def __init__(
+        self, files: Files, manifest: Manifest, pool: ComputePool, options: Options, io: Executor, counters: Counters
+    ) -> None:
+        self.shape, self.lock = manifest.shape, RLock()
+        self.index = KeyIndex(pool)
+        self.ledger = LiveBits(self.shape.file_rows)
+        self.shelf = SegmentFiles(files, self.shape, io, self.lock, counters)
+        self._files, self._pool, self._options, self._io, self._counters = files, pool, options, io, counters
+        self._manifest, self._manifest_bytes = manifest, len(manifest.text())
+        self._bound = DiskBound(manifest.snapshots, self.shape.file_rows)
+        self.changed_rows = 0  # rows appended or deleted since the store was created; compaction does not count
+        self._staged: Segment | None = None  # the segment being filled, in memory
+        self._full: list[Segment] = []  # full segments, in memory until they are written
+
+    # ---- rows
+
+    def append(self, keys: Keys, rows: Floats) -> None:
+        """Insert or replace rows. Full segments are written in the background (write-behind)."""
+        first = 0
+        while first < len(keys):
+            count = self._stage(keys[first:], rows[first:])
+            first += count
+            self.changed_rows += count
+            self.settle()
+
+    def load(self, keys: Keys, out: Floats) -> Bools:
+        """Copy the rows of the keys to `out`; return a mask of the keys that were found."""
+        with self.lock:
+            requests, found = self.index.request(keys)
+            sort_requests(requests, self.ledger.files * self.shape.file_rows)
+            wanted = []
+            for number, first, last in by_file(requests, self.shape.file_rows):
+                file = self.shelf.current[number]
+                wanted.append((file, self.shelf.pin(file), first, last))
+        try:
+            read = read_rows(self._files, self.shape, self.shelf, self._io, requests, wanted, out)
+        finally:
+            for file, _, _, _ in wanted:
+                self.shelf.unpin(file)
+        with self.lock:
+            self._counters.read_bytes += read
+            self._counters.loaded_rows += len(requests)
+            self._counters.loaded_bytes += len(requests) * self.shape.row_bytes
+        return found
+
+    def delete(self, keys: Keys) -> Bools:
+        """Delete keys; return a mask of those that existed."""
+        with self.lock:
+            previous = self.index.remove(keys)
+            self.ledger.clear(previous)
+            found: Bools = previous != ABSENT
+            self.changed_rows += int(np.count_nonzero(found))
+        return found
+
+    def scan(self) -> Iterator[tuple[Keys, Floats]]:
+        """Yield all live keys and rows as of now, one segment at a time."""
+        with self.lock:
+            contents = [(file, self.ledger.file_bits(number).copy()) for number, file in self.shelf.current.items()]
+            for file, _ in contents:
+                self.shelf.pin(file)
+        try:
+            yield from self.shelf.scan(contents)
+        finally:
+            for file, _ in contents:
+                self.shelf.unpin(file)
+
+    # ---- files
+
+    def adopt(self, manifest: Manifest) -> None:
+        """Replace the manifest: keep the segments that its snapshots need, delete those no longer needed."""
+        with self.lock:
+            gone = self._manifest.kept()
+            self._manifest, self._manifest_bytes = manifest, len(manifest.text())
+            kept = manifest.kept()
+            self.shelf.reserve(set(kept))
+            self._bound = DiskBound(manifest.snapshots, self.shape.file_rows)
+            self.ledger.keep(list(kept), self._bound)
+            self.shelf.discard([e for n, e in gone.items() if n not in kept and n not in self.shelf.current])
+
+    def flush(self) -> list[FileEntry]:
+        """Write all rows to segments, wait until their bytes are durable, and return these segments."""
+        while self._staged is not None and self._staged.count:
+            self._squeeze()
+            self._seal()
+            self.settle()  # may compact, and so stage rows again
+        self._drain(0)
+        files = [file for file in self.shelf.current.values() if file is not self._staged]
+        for file in files:
+            self.shelf.wait_synced(file)
+        return sorted((file.entry for file in files), key=lambda entry: entry.number)
+
+    def settle(self) -> None:
+        """Remove segments without live rows, compact as far as the bound needs it, and write full segments.
+
+        A segment that cannot be written stays in memory.
+        """
+        self._drop_empty()
+        waited = False
+        while self.over(HARD) and (number := self.victim(0.0)) is not None:
+            self.move(number)
+            self._write_full()
+            waited = True
+        self._counters.append_waits += waited
+        self._write_full()
+
+    def tidy(self) -> None:
+        """Compact before a snapshot, because its segments cannot be compacted while it is kept.
+
+        It removes stale rows (at most SOFT x the live rows stay) and merges short segments. Every snapshot writes a
+        short segment; without merging, frequent snapshots make thousands of them, which cost time in every load and
+        live bits in every snapshot.
+        """
+        self._squeeze()
+        while self.over(SOFT, staged=True) and (number := self.victim(0.0)) is not None:
+            self.move(number)
+            self._write_full()
+        short = self.ledger.shortest(int(SHORT_PART * self.shape.file_rows), self._staged_number)
+        if len(short) > SHORT_FILES:
+            for number in short[: len(short) - SHORT_FILES // 2]:
+                if self._may_move(number):
+                    self.move(number)
+                    self._write_full()
+
+    def over(self, limit: float, *, staged: bool = False) -> bool:
+        """Return True if the current segments have more than `limit` x the live rows, or break the bound on disk use.
+
+        The staged segment is in memory; it counts only with `staged`.
+        """
+        rows, live_rows = self.ledger.rows, self.ledger.live_rows
+        if self._staged is not None and not staged:
+            rows = rows.copy()
+            rows[self._staged.number] = 0
+        return int(rows.sum()) > limit * live_rows or self._bound.room(rows, live_rows, self.changed_rows) < 0
+
+    def victim(self, above: float, *, kept: bool = True) -> int | None:
+        """Return the stalest segment that compaction may move and whose stale fraction is over `above`; None if none.
+
+        With `kept=False`, segments that a snapshot needs are left out.
+        """
+        files = self.ledger.stalest(above, self._staged_number, kept=kept)
+        return next((number for number in files if self._may_move(number)), None)
+
+    def move(self, number: int) -> None:
+        """Compact a segment: append its live rows again, so that all its own rows are stale."""
+        file = self.shelf.current[number]
+        live = self.ledger.live_positions(number)
+        if len(live):
+            keys, rows = self.shelf.keys(file)[live], self.shelf.rows(file)[live]
+            first = 0
+            while first < len(keys):
+                first += self._stage(keys[first:], rows[first:])
+        self._counters.compactions += 1
+        self._counters.compacted_rows += len(live)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes of memory of index, live bits, block checksums and write buffers."""
+        with self.lock:
+            return self.index.memory_bytes + self.ledger.memory_bytes + self.shelf.memory_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Return the bytes on disk, including full segments that are being written."""
+        with self.lock:
+            rows = {number: entry.rows for number, entry in self._manifest.kept().items()}
+            rows.update({number: f.count for number, f in self.shelf.current.items() if f is not self._staged})
+            saved_bytes = sum(s.live_bytes + (s.index_bytes or 0) for s in self._manifest.snapshots)
+            files_bytes = sum(map(self.shape.data_bytes, rows.values()))
+            return files_bytes + self.shelf.leaving_bytes + saved_bytes + self._manifest_bytes
+
+    def has_room(self, count: int) -> bool:
+        """Return True if `count` more bytes stay within the disk budget."""
+        budget = self._options.disk_bytes
+        return budget is None or self.disk_bytes + count <= budget
+
+    # ---- inside
+
+    @property
+    def _staged_number(self) -> int | None:
+        return self._staged.number if self._staged is not None else None
+
+    def _may_move(self, number: int) -> bool:
+        """Return True if the bound still holds after compaction has moved this segment.
+
+        A segment that a snapshot needs stays on disk, so its live rows would be there twice.
+        """
+        if not self.ledger.is_kept(number):
+            return True
+        ledger = self.ledger
+        if not self.has_room(
+            self.shape.data_bytes(ledger.live_of(number)) + self.shape.data_bytes(self.shape.file_rows)
+        ):
+            return False
+        holder = ledger.holder(number)
+        return holder is None or (
+            self._bound.room_after(ledger.rows, ledger.live, self.changed_rows, number, holder) >= 0
+        )
+
+    def _stage(self, keys: Keys, rows: Floats) -> int:
+        """Copy as many rows as fit into the staged segment and return their number. A full segment is sealed."""
+        if self._staged is None:
+            self._staged = self.shelf.stage()
+        file = self._staged
+        assert file.keys is not None
+        assert file.rows is not None
+        first, count = file.count, min(len(keys), self.shape.file_rows - file.count)
+        file.keys[first : first + count] = keys[:count]
+        self._copy(file.rows[first : first + count], rows[:count])
+        base = file.number * self.shape.file_rows + first
+        with self.lock:
+            file.count += count
+            self.ledger.add(file.number, first, count)
+            places = np.arange(base, base + count, dtype=np.uint32)
+            previous = self.index.insert(keys[:count], places, coming=len(keys) - count)
+            self.ledger.clear(previous)
+        if file.count == self.shape.file_rows:
+            if 2 * self.ledger.live_of(file.number) <= file.count:
+                self._squeeze()  # the same keys again and again: their older rows need not be written
+            else:
+                self._seal()
+        return count
+
+    def _copy(self, target: Floats, source: Floats) -> None:
+        if target.nbytes < 1 << 20:
+            target[:] = source
+            return
+
+        def share(index: int, count: int) -> None:
+            part = slice(len(target) * index // count, len(target) * (index + 1) // count)
+            target[part] = source[part]
+
+        self._pool.shares(share)
+
+    def _squeeze(self) -> None:
+        """Remove the stale rows of the staged segment before it is written."""
+        file = self._staged
+        if file is None or self.ledger.live_of(file.number) == file.count:
+            return
+        with self.lock:
+            live = self.ledger.live_positions(file.number)
+            assert file.keys is not None
+            assert file.rows is not None
+            keys, rows = self.shelf.buffers()
+            keys[: len(live)], rows[: len(live)] = file.keys[live], file.rows[live]
+            self.shelf.exchange(file, keys, rows)
+            self.ledger.drop(file.number)
+            file.count = len(live)
+            base = file.number * self.shape.file_rows
+            self.ledger.add(file.number, 0, len(live))
+            self.index.insert(keys[: len(live)], np.arange(base, base + len(live), dtype=np.uint32))
+
+    def _seal(self) -> None:
+        assert self._staged is not None
+        if self._staged.count:
+            self._full.append(self._staged)
+            self._staged = None
+
+    def _write_full(self) -> None:
+        """Free disk space, start to write the full segments, and wait while too many are in memory (back-pressure)."""
+        self._drop_empty()
+        self.shelf.sweep()
+        for file in list(self._full):
+            if (file.writing is None or _failed(file.writing)) and file in self._full:
+                self._check_budget()
+                self.shelf.write(file)
+        self._drain(self._options.unwritten_files)
+        self.shelf.sweep()
+
+    def _drain(self, allowed: int) -> None:
+        """Wait until at most `allowed` full segments are in memory."""
+        while len(self._full) > allowed or (self._full and _done(self._full[0])):
+            file = self._full[0]
+            assert file.writing is not None
+            try:
+                file.writing.result()
+            except OSError as error:
+                # The next change tries each again. Wait for all of them now, so that it does not see an error from
+                # before space was freed.
+                wait([other.writing for other in self._full if other.writing is not None])
+                raise disk_error(self._files, error, self.shape.data_bytes(file.count), self.disk_bytes) from error
+            self._full.pop(0)
+
+    def _drop_empty(self) -> None:
+        with self.lock:
+            for number in self.ledger.empty_files():
+                if self._staged is not None and number == self._staged.number:
+                    continue
+                file, kept = self.shelf.current[number], self.ledger.is_kept(number)
+                self.ledger.drop(number)
+                self.shelf.drop(file, kept=kept)
+                if file in self._full:
+                    self._full.remove(file)
+
+    def _check_budget(self) -> None:
+        budget = self._options.disk_bytes
+        if budget is None:
+            return
+        while self.disk_bytes > budget and (number := self.victim(0.0, kept=False)) is not None:
+            self.move(number)
+            self._drop_empty()
+            self.shelf.sweep()
+        if (wanted := self.disk_bytes) > budget:
+            live = self.ledger.live_rows * (KEY_BYTES + self.shape.row_bytes)
+            raise CapacityError(
+                f"{self._files.url}: {wanted:,} bytes wanted, the disk budget is {budget:,}; live rows take {live:,}, "
+                f"{len(self._manifest.snapshots)} snapshots the rest: raise budget.disk_bytes, or free what older "
+                "snapshots hold with `daskps snapshots drop` or `daskps compact`"
+            )
+
+
+def _failed(future: Future[None]) -> bool:
+    return future.done() and future.exception() is not None
+
+
+def _done(file: Segment) -> bool:
+    return file.writing is not None and file.writing.done()

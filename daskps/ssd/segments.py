@@ -1,0 +1,478 @@
+"""The segments of a store: filled in memory, written behind, pinned while read, deleted when not needed.
+
+Input: rows to append, places to read. Output: rows. Neighbouring blocks of a segment are read in one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from itertools import pairwise
+from threading import RLock
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from daskps.device.memory import BufferPool
+from daskps.device.native import library
+from daskps.errors import CapacityError, CorruptionError
+from daskps.ssd.files import Files, aligned_empty, first_difference, read_error, read_sums
+from daskps.ssd.format import Shape, block_sums, chunk_names, crc32c
+from daskps.ssd.index import Bytes
+from daskps.ssd.manifest import FileEntry
+from daskps.ssd.options import Counters
+from daskps.types import Floats, Int64s, Keys
+
+# Free write buffers that a store keeps for its next segments; a new one costs page faults (3 ms for 12 MB).
+SPARE_BUFFERS = 2
+# Segments that are read ahead of the one being processed.
+AHEAD_FILES = 4
+# Buffer pool for the scans of all stores: with new pages for every scan, reading a store from the page cache took twice
+# as long. The process keeps up to 64 MiB of free buffers afterwards.
+SCANNED = BufferPool(most_bytes=64 << 20)
+S = TypeVar("S")
+T = TypeVar("T")
+_NAMES = ("keys", "rows", "checksums")
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A segment. `keys` and `rows` are its write buffers, until it is written; from then on `checksum` is set."""
+
+    number: int
+    count: int = 0  # rows
+    keys: Keys | None = None  # (R,)
+    rows: Floats | None = None  # (R, width)
+    checksum: int | None = None  # CRC-32C of `sums`
+    sums: npt.NDArray[np.uint32] | None = None  # checksums of all blocks, if they have been computed or read
+    pins: int = 0  # readers
+    writing: Future[None] | None = None
+    syncing: Future[None] | None = field(default=None)
+
+    @property
+    def entry(self) -> FileEntry:
+        """Return what a snapshot records about a written segment."""
+        assert self.checksum is not None
+        return FileEntry(self.number, self.count, self.checksum)
+
+
+class SegmentFiles:
+    """The segments of a partition: write-behind, pinned while read, deleted when not needed any more.
+
+    It gives segments their numbers and buffers. `lock` guards what readers and writers share.
+    """
+
+    def __init__(self, files: Files, shape: Shape, io: Executor, lock: RLock, counters: Counters) -> None:
+        self.current: dict[int, Segment] = {}
+        self._files, self._shape, self._io, self._lock, self._counters = files, shape, io, lock, counters
+        self._reserved: set[int] = set()  # numbers of segments that snapshots need
+        self._to_delete: list[Segment] = []  # to be deleted when no reader is left
+        self._still_read: dict[int, Segment] = {}  # not current, kept by a snapshot, with readers when dropped
+        self._spare: list[tuple[Keys, Floats]] = []  # free write buffers
+        self._buffers = 0  # write buffers, free ones included
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the bytes of memory of write buffers and block checksums."""
+        return self.buffer_bytes + sum(file.sums.nbytes for file in self.current.values() if file.sums is not None)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Return the bytes of memory of write buffers."""
+        return self._buffers * (self._shape.keys_bytes + self._shape.rows_bytes)
+
+    def reserve(self, numbers: set[int]) -> None:
+        """Set the numbers of the segments that snapshots need. They are not given to new segments."""
+        self._reserved = numbers
+
+    def stage(self) -> Segment:
+        """Return a new, empty segment in memory, with the smallest free number."""
+        with self._lock:
+            taken = self._reserved | self.current.keys() | {file.number for file in self._to_delete}
+            number = next(number for number in range(len(taken) + 1) if number not in taken)
+            if number >= self._shape.most_files:
+                raise CapacityError(
+                    f"{self._files.url}: {number} segments of {self._shape.file_rows} rows are in use, all that "
+                    "32-bit places can name; drop snapshots, or spread the table over more partitions"
+                )
+            keys, rows = self.buffers()
+            file = self.current[number] = Segment(number, keys=keys, rows=rows)
+            return file
+
+    def buffers(self) -> tuple[Keys, Floats]:
+        """Return a free pair of write buffers (keys, rows), or a new one."""
+        if self._spare:
+            return self._spare.pop()
+        self._buffers += 1
+        shape = self._shape
+        keys = aligned_empty((shape.file_rows,), np.uint64)
+        return keys, aligned_empty((shape.file_rows, shape.layout.width), np.float32)
+
+    def adopt(self, entry: FileEntry) -> None:
+        """Add a segment of a snapshot to the current ones."""
+        self.current[entry.number] = Segment(entry.number, entry.rows, checksum=entry.crc32c)
+
+    def write(self, file: Segment) -> None:
+        """Start to write a full (or the last) segment on an I/O thread; `file.writing` is the future."""
+        file.writing = self._io.submit(self._write, file)
+
+    def pin(self, file: Segment) -> Floats | None:
+        """Keep a segment for a reader; return its rows if they are still in memory. The caller holds the lock."""
+        file.pins += 1
+        return file.rows
+
+    def unpin(self, file: Segment) -> None:
+        """Release a segment after reading."""
+        with self._lock:
+            file.pins -= 1
+            self._recycle(file)
+
+    def exchange(self, file: Segment, keys: Keys, rows: Floats) -> None:
+        """Replace the buffers of a staged segment. Old buffers that a reader still uses are not reused."""
+        with self._lock:
+            self._free_buffers(file)
+            file.keys, file.rows = keys, rows
+
+    def drop(self, file: Segment, *, kept: bool) -> None:
+        """Remove a segment from the current ones. Unless a snapshot needs it (`kept`), `sweep` deletes it from disk."""
+        with self._lock:
+            del self.current[file.number]
+            if not kept:
+                self._to_delete.append(file)
+            elif file.pins:
+                self._still_read[file.number] = file
+
+    def discard(self, entries: list[FileEntry]) -> None:
+        """Mark segments for deletion that are not current and that no snapshot needs any more."""
+        with self._lock:
+            for entry in entries:
+                file = self._still_read.pop(entry.number, None)
+                self._to_delete.append(file or Segment(entry.number, entry.rows, checksum=entry.crc32c))
+
+    def sweep(self) -> None:
+        """Delete the segments marked for deletion that have no reader, after waiting for unfinished writes."""
+        with self._lock:
+            unread = [file for file in self._to_delete if not file.pins]
+        for file in unread:
+            for future in (file.writing, file.syncing):
+                if future is not None:
+                    future.exception()
+        with self._lock:
+            ready = [file for file in unread if file in self._to_delete and not file.pins]
+        for file in ready:
+            for name in chunk_names(file.number):
+                self._files.remove(name)
+            with self._lock:
+                self._to_delete.remove(file)
+                self._free_buffers(file)
+
+    @property
+    def leaving_bytes(self) -> int:
+        """Return the bytes on disk of segments that are marked for deletion but still there."""
+        return sum(self._shape.data_bytes(file.count) for file in self._to_delete)
+
+    def wait(self) -> None:
+        """Wait until all writes have ended, with or without an error."""
+        for file in [*self.current.values(), *self._to_delete]:
+            for future in (file.writing, file.syncing):
+                if future is not None:
+                    future.exception()
+
+    def wait_synced(self, file: Segment) -> None:
+        """Wait until the bytes of a written segment are durable. Raises the error of a failed fsync."""
+        if file.syncing is not None:
+            file.syncing.result()
+            file.syncing = None
+
+    def sums(self, file: Segment) -> npt.NDArray[np.uint32]:
+        """Return the block checksums of a written segment: those of the keys, then those of the rows."""
+        if file.sums is None:
+            name = chunk_names(file.number)[2]
+            sums = np.empty(self._shape.blocks, np.uint32)
+            self._files.read_into(name, 0, [sums])
+            if crc32c(sums) != file.checksum:
+                raise CorruptionError(
+                    f"{self._files.url}/{name} (array checksums): the checksums of segment {file.number} do not "
+                    "match the manifest; restore the file from a copy"
+                )
+            file.sums = sums
+        return file.sums
+
+    def keys(self, file: Segment, memory: BufferPool | None = None) -> Keys:
+        """Return all keys of a segment, after checking them."""
+        with self._lock:  # a copy, because the buffer is reused after the segment is written
+            if file.keys is not None:
+                return file.keys[: file.count].copy()
+        return self._read(file, 0, (self._shape.file_rows,), np.uint64, memory)
+
+    def rows(self, file: Segment, memory: BufferPool | None = None) -> Floats:
+        """Return all rows of a segment, after checking them."""
+        with self._lock:
+            if file.rows is not None:
+                return file.rows[: file.count].copy()
+        return self._read(file, 1, (self._shape.file_rows, self._shape.layout.width), np.float32, memory)
+
+    def scan(self, contents: Iterable[tuple[Segment, Bytes]]) -> Iterator[tuple[Keys, Floats]]:
+        """Yield the live keys and rows of segments, which are given with their live bits; read some segments ahead."""
+
+        def read(item: tuple[Segment, Bytes]) -> tuple[Keys, Floats]:
+            file, bits = item
+            live = int(np.bitwise_count(bits).sum())
+            if not live:
+                return np.empty(0, np.uint64), np.empty((0, self._shape.layout.width), np.float32)
+            keys, rows = self.keys(file, SCANNED), self.rows(file, SCANNED)
+            if live == file.count:
+                return keys, rows
+            positions = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            return keys[positions], rows[positions]
+
+        for _, found in read_ahead(self._io, read, contents):
+            if len(found[0]):
+                yield found
+
+    def wrong(self, file: Segment, array: int, block: int) -> CorruptionError:
+        """Return the error for a block that does not match its checksum."""
+        name, size = chunk_names(file.number)[array], self._shape.block_bytes
+        return CorruptionError(
+            f"{self._files.url}/{name} (array {_NAMES[array]}): bytes {block * size} to {(block + 1) * size} do not "
+            "match their checksum; restore the file from a copy, or open an older snapshot"
+        )
+
+    def _read(
+        self, file: Segment, array: int, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: BufferPool | None
+    ) -> npt.NDArray[Any]:
+        """Return the used part of a segment's chunk of keys (`array` 0) or rows (1), after checking it."""
+        sums = self.sums(file)
+        sums = sums[: self._shape.key_blocks] if array == 0 else sums[self._shape.key_blocks :]
+        data = np.empty(shape, dtype) if memory is None else memory.empty(shape, dtype)
+        # Blocks behind the last row are zeros, on disk too. Only `verify` reads and checks them.
+        size = -(-file.count * data[:1].nbytes // self._shape.block_bytes) * self._shape.block_bytes
+        part = data.reshape(-1).view(np.uint8)[:size]
+        found = read_sums(self._files, chunk_names(file.number)[array], 0, part, self._shape.block_bytes)
+        with self._lock:
+            self._counters.read_bytes += part.nbytes
+        block = first_difference(found, sums)
+        if block is not None:
+            raise self.wrong(file, array, block)
+        return data[: file.count]
+
+    def check(self, file: Segment) -> int:
+        """Check every byte of a written segment, including the zeros of a short one; return the bytes checked."""
+        shape, total = self._shape, 0
+        sums = self.sums(file)
+        parts = (sums[: shape.key_blocks], sums[shape.key_blocks :], None)
+        sizes = (shape.keys_bytes, shape.rows_bytes, 4 * shape.blocks)
+        for array, (name, expected, size) in enumerate(zip(chunk_names(file.number), parts, sizes, strict=True)):
+            actual = self._files.size(name)
+            if actual != size:
+                what = "is missing" if actual < 0 else f"has {actual} bytes instead of {size}"
+                raise CorruptionError(f"{self._files.url}/{name} (array {_NAMES[array]}): the file {what}")
+            total += size
+            if expected is not None:
+                found = read_sums(self._files, name, 0, np.empty(size, np.uint8), shape.block_bytes)
+                block = first_difference(found, expected)
+                if block is not None:
+                    raise self.wrong(file, array, block)
+        return total
+
+    def _write(self, file: Segment) -> None:
+        shape = self._shape
+        assert file.keys is not None
+        assert file.rows is not None
+        keys, rows = file.keys[: file.count], file.rows[: file.count]
+        sums = np.concatenate(
+            [
+                block_sums(keys, shape.keys_bytes, shape.block_bytes),
+                block_sums(rows, shape.rows_bytes, shape.block_bytes),
+            ]
+        )
+        names = chunk_names(file.number)
+        try:
+            sent = self._files.write(names[0], [keys], shape.keys_bytes)
+            sent += self._files.write(names[1], [rows], shape.rows_bytes)
+            sent += self._files.write(names[2], [sums], sums.nbytes)
+        except OSError:
+            for name in names:
+                with contextlib.suppress(OSError):
+                    self._files.remove(name)
+            raise
+        with self._lock:
+            self._counters.written_bytes += sent
+            file.sums, file.checksum = sums, crc32c(sums)
+            self._recycle(file)
+        file.syncing = self._io.submit(self._files.sync_data, names)
+
+    def _recycle(self, file: Segment) -> None:
+        if file.checksum is not None and not file.pins:
+            self._free_buffers(file)
+
+    def _free_buffers(self, file: Segment) -> None:
+        if file.keys is None or file.rows is None:
+            return
+        if len(self._spare) < SPARE_BUFFERS and not file.pins:
+            self._spare.append((file.keys, file.rows))
+        else:
+            self._buffers -= 1
+        file.keys = file.rows = None
+
+
+def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iterator[tuple[S, T]]:
+    """Yield each item with the result of `call`, in order; some calls run ahead on the I/O threads."""
+    waiting: deque[tuple[S, Future[T]]] = deque()
+    for item in items:
+        waiting.append((item, io.submit(call, item)))
+        if len(waiting) > AHEAD_FILES:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    while waiting:
+        first, future = waiting.popleft()
+        yield first, future.result()
+
+
+# Largest single read in bytes; FORMAT.md ("Reading") has the measurement.
+RANGE_BYTES = 1 << 20
+# Work that one I/O thread takes at a time: up to so many bytes and ranges.
+TASK_BYTES = 4 << 20
+TASK_RANGES = 512
+# Ranges that the kernel is told to prefetch, ahead of the one being read.
+AHEAD = 32
+
+_scratch = threading.local()  # a read buffer for each I/O thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The ranges [first, last) of a segment, which one I/O thread reads."""
+
+    file: Segment
+    ranges: Int64s  # (n, 4): offset, bytes, first request, last request
+    first: int
+    last: int
+
+
+def sort_requests(requests: npt.NDArray[np.uint64], places: int) -> None:
+    """Sort requests in place by their place. All places are below `places`."""
+    scratch = np.empty_like(requests)
+    library().ssd_sort_requests(requests=requests, scratch=scratch, n=len(requests), bits=places.bit_length())
+
+
+def by_file(requests: npt.NDArray[np.uint64], file_rows: int) -> list[tuple[int, int, int]]:
+    """Return (segment number, first request, end of requests) for each segment in the sorted requests."""
+    numbers = (requests >> np.uint64(32)).astype(np.int64) // file_rows
+    cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
+    return [(int(numbers[first]), first, last) for first, last in pairwise(cuts)]
+
+
+def read_rows(
+    files: Files,
+    shape: Shape,
+    shelf: SegmentFiles,
+    io: Executor,
+    requests: npt.NDArray[np.uint64],
+    wanted: list[tuple[Segment, Floats | None, int, int]],
+    out: Floats,
+) -> int:
+    """Copy the requested rows to `out` and return the bytes read from disk.
+
+    An item of `wanted` is (segment, its rows if they are in memory, first request, end of requests).
+    """
+    tasks: list[_Task] = []
+    for file, buffer, first, last in wanted:
+        if buffer is not None:
+            library().ssd_copy_rows(
+                requests=requests,
+                first=first,
+                last=last,
+                base=file.number * shape.file_rows,
+                row_bytes=shape.row_bytes,
+                rows=buffer,
+                out=out,
+            )
+        else:
+            tasks += _plan(shape, files.gap_bytes, requests, file, first, last)
+    futures = [io.submit(_run, files, shape, shelf, requests, task, out) for task in tasks]
+    return sum(future.result() for future in futures)
+
+
+def _plan(
+    shape: Shape, gap_bytes: int, requests: npt.NDArray[np.uint64], file: Segment, first: int, last: int
+) -> list[_Task]:
+    # Each range begins with a block that no other range has, or where a range of RANGE_BYTES was cut.
+    most = shape.row_blocks + shape.rows_bytes // RANGE_BYTES + 1
+    ranges = np.empty((min(last - first, most), 4), np.int64)
+    count = library().ssd_plan(
+        requests=requests,
+        first=first,
+        last=last,
+        base=file.number * shape.file_rows,
+        row_bytes=shape.row_bytes,
+        block_bytes=shape.block_bytes,
+        gap_bytes=gap_bytes,
+        most_bytes=RANGE_BYTES,
+        file_bytes=shape.rows_bytes,
+        ranges=ranges,
+    )
+    ranges = ranges[:count]
+    weight = np.cumsum(ranges[:, 1] * (TASK_RANGES / TASK_BYTES) + 1) // TASK_RANGES
+    cuts = [0, *(np.flatnonzero(np.diff(weight)) + 1).tolist(), count]
+    return [_Task(file, ranges, a, b) for a, b in pairwise(cuts)]
+
+
+def _run(
+    files: Files, shape: Shape, shelf: SegmentFiles, requests: npt.NDArray[np.uint64], task: _Task, out: Floats
+) -> int:
+    sums = shelf.sums(task.file)[shape.key_blocks :]
+    name = chunk_names(task.file.number)[1]
+    base = task.file.number * shape.file_rows
+    ranges = task.ranges
+    size = int(ranges[task.first : task.last, 1].max())
+    buffer = getattr(_scratch, "buffer", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _scratch.buffer = np.empty(min(2 * size, max(size, 2 * RANGE_BYTES)), np.uint8)
+    fd = files.descriptor(name)
+    if fd is None:
+        for number in range(task.first, task.last):
+            part = buffer[: ranges[number, 1]]
+            files.read_into(name, int(ranges[number, 0]), [part])
+            block = library().ssd_take_range(
+                requests=requests,
+                range=ranges[number],
+                base=base,
+                row_bytes=shape.row_bytes,
+                block_bytes=shape.block_bytes,
+                sums=sums,
+                bytes=part,
+                out=out,
+            )
+            if block >= 0:
+                raise shelf.wrong(task.file, 1, block)
+    else:
+        what = np.zeros(2, np.int64)
+        try:
+            failed = library().ssd_read_ranges(
+                fd=fd,
+                requests=requests,
+                ranges=ranges,
+                first=task.first,
+                last=task.last,
+                ahead=AHEAD,
+                base=base,
+                row_bytes=shape.row_bytes,
+                block_bytes=shape.block_bytes,
+                sums=sums,
+                buffer=buffer,
+                out=out,
+                what=what,
+            )
+        finally:
+            os.close(fd)
+        if failed >= 0:
+            kind, value = what.tolist()
+            raise shelf.wrong(task.file, 1, value) if kind == 3 else read_error(files, name, kind, value)
+    return int(ranges[task.first : task.last, 1].sum())

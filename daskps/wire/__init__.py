@@ -1,0 +1,1 @@
+"""Communication between nodes: messages, connections, sessions, both sides of pull and push, gradient exchange."""

@@ -1,0 +1,381 @@
+"""A node's link to its peers, as the stages use it: blocking calls from any thread.
+
+Input: pulls, pushes and gradient sums of this node. Output: the answers of its peers. The link owns the node's event
+loop, its connections, the owner's thread (the only one that uses MEM-PS) and the two threads that copy rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskps.device.pool import lower_thread_priority
+from daskps.errors import ConfigError, DaskpsError
+from daskps.storage.partition import KeyPartition, KeysByOwner
+from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
+from daskps.wire import client, collective
+from daskps.wire.client import PullResult
+from daskps.wire.exchange import Buffers, Exchange, Packed, Touched
+from daskps.wire.message import Array, Message, Network
+from daskps.wire.owner import Owner, Rows, Work
+from daskps.wire.session import Member, Session
+from daskps.wire.transport import LoopThread, Transport
+
+
+class Peers:
+    """Protocol of one node: session, owner and client side together, all on the event loop.
+
+    It is created when the node's rows are open at the snapshot to start from.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        network: Network,
+        tables: Mapping[str, Rows],
+        partition: KeyPartition,
+        work: Work,
+        *,
+        first_batch: int,
+        check_replicas: bool = False,
+        aside: Work = client.at_once,
+    ) -> None:
+        """Start to serve `tables`.
+
+        `work` runs the calls of MEM-PS, one after the other; `aside` runs the copying of rows away from the event loop.
+        """
+        self.session = Session(member, network)
+        self.partition = partition
+        self.owner = Owner(self.session, tables, work, first_batch)
+        self._check_replicas = check_replicas
+        self._aside = aside
+        self._buffers = Buffers()
+
+    @property
+    def rank(self) -> int:
+        """Rank of this node."""
+        return self.session.rank
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of the run."""
+        return self.session.nodes
+
+    def deliver(self, message: Message) -> None:
+        """Accept a message from a peer."""
+        self.session.deliver(message)
+
+    def group(self, keys: Keys) -> KeysByOwner:
+        """Group a working set by owner, as `pull` needs it. This takes time: do not call it on the event loop."""
+        return self.partition.group(keys)
+
+    async def pull(self, batch: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats) -> PullResult:
+        """Pull the rows that are not deferred into `out` (U, W); return which rows are deferred, forwarded, shared."""
+        return await client.pull(self.session, batch, table, keys, owners, out, self._aside)
+
+    def late_rows(self, pulled: PullResult, out: Floats) -> AsyncIterator[Int64s]:
+        """Receive deferred rows into `out`, the array given to `pull`; yield their positions, message by message."""
+        return client.late_rows(self.session, pulled, out, self._aside)
+
+    async def exchange(self, batch: int, pulled: Mapping[str, PullResult]) -> Exchange:
+        """Return the exchange of gradient sums between holders of the same rows, for the steps of a batch."""
+        sharing = {table: one.sharing for table, one in pulled.items()}
+        exchange = Exchange(self.session, batch, sharing, self._buffers, self.partition.pool)
+        await exchange.begin()
+        return exchange
+
+    async def tell_weights(self, batch: int, largest: Floats) -> None:
+        """Send all peers this node's largest example weight of each step (steps,), long before they need it."""
+        for peer in self.session.peers:
+            self.session.send(peer, "weights", batch, arrays=(largest,))
+
+    async def largest_weights(self, batch: int, mine: Floats) -> Floats:
+        """Return the largest example weight of each step over all nodes."""
+        return await collective.largest(self.session, "weights", batch, mine)
+
+    async def sum_dense(self, batch: int, step: int, mine: Int64s) -> Int64s:
+        """Return the sums over all nodes; `mine` may be written to again two steps later."""
+        return await collective.sum_dense(self.session, batch, step, mine)
+
+    async def mean_dense(self, batch: int, step: int, mine: Floats, count: int) -> tuple[Floats, int]:
+        """Return the means over all nodes and the largest count, for `sync_every` above 1."""
+        return await collective.mean_dense(self.session, batch, step, mine, count)
+
+    async def push(self, pulled: PullResult, rows: Floats, snapshot: str = "") -> None:
+        """Send trained rows (U, W) to their owners; `snapshot` names the snapshot that ends with this batch, if any."""
+        await client.push(self.session, pulled, rows, snapshot, self._check_replicas, self._aside)
+
+    def end_batch(self, batch: int) -> None:
+        """End `batch`, all tables of which are pushed: a later message of it is an error."""
+        self.session.close_batch(batch)
+
+    async def lookup(self, batch: int, number: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats) -> None:
+        """Read rows as after `batch`, for evaluation; `number` distinguishes the lookups of one batch and table."""
+        await client.lookup(self.session, batch, number, table, keys, owners, out, self._aside)
+
+    async def prepared(self, snapshot: str, batch: int) -> None:
+        """Return when this node's partitions have prepared the snapshot that ends with `batch`."""
+        await self.owner.prepared(snapshot, batch)
+
+    def close(self) -> None:
+        """Stop serving; every pending wait raises an error."""
+        self.owner.close()
+        self.session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Options for this worker's connections; `of_worker` takes them from the Dask worker."""
+
+    listen_on: str = "tcp://127.0.0.1"
+    listen_args: Mapping[str, Any] | None = None
+    connection_args: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_worker(cls, worker: Any, protocol: str = "auto") -> ListenOptions:
+        """Return the interface, protocol and certificates of the worker's own port.
+
+        A `protocol` other than ``auto``, such as ``ucx``, replaces the worker's.
+        """
+        own, _, host_and_port = worker.address.partition("://")
+        host = "127.0.0.1" if own == "inproc" else host_and_port.rpartition(":")[0]
+        scheme = ("tcp" if own == "inproc" else own) if protocol == "auto" else protocol
+        security = worker.security
+        if security.require_encryption and scheme != "tls":
+            raise ConfigError(
+                f"cluster.protocol is {protocol}, but the worker {worker.address} requires encryption: set it to tls"
+            )
+        return cls(f"{scheme}://{host}", security.get_listen_args("worker"), security.get_connection_args("worker"))
+
+
+class Link:
+    """Blocking interface to the peers, one per incarnation.
+
+    Use: create it, send its `address` to the other nodes, call `join` when all addresses are known, then `close`.
+    """
+
+    def __init__(self, wire: ListenOptions, alone: bool = False) -> None:
+        self._wire = wire
+        self._loop = LoopThread()
+        self._transport: Transport = self._loop.run(_make_transport())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner", initializer=lower_thread_priority)
+        # Two threads, so that a pull and a push can copy at the same time.
+        self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy", initializer=lower_thread_priority)
+        self._peers: Peers | None = None
+        self.busy_seconds = 0.0  # time that MEM-PS has worked on this node, for requests of any node
+        self.address = "" if alone else self._loop.run(self._transport.start(wire.listen_on, wire.listen_args))
+
+    @property
+    def peers(self) -> Peers:
+        """Protocol object behind this link; for statistics and tests."""
+        assert self._peers is not None, "join first"
+        return self._peers
+
+    def join(
+        self,
+        member: Member,
+        addresses: Sequence[str],
+        tables: Mapping[str, Rows],
+        partition: KeyPartition,
+        *,
+        first_batch: int,
+        check_replicas: bool = False,
+        failed: Callable[[DaskpsError], None] = lambda error: None,
+    ) -> None:
+        """Connect to all peers and begin to serve this node's rows.
+
+        `failed` is called on the event loop with the first error.
+        """
+
+        async def begin() -> None:
+            self._peers = peers = Peers(
+                *(member, self._transport, tables, partition, self._work),
+                first_batch=first_batch,
+                check_replicas=check_replicas,
+                aside=self._aside,
+            )
+            peers.session.on_failure(failed)
+            if member.nodes > 1:
+                arguments = self._wire.connection_args
+                await self._transport.join(member, addresses, peers.deliver, peers.session.fail, arguments)
+
+        self._loop.run(begin())
+
+    async def _work(self, call: Callable[[], Any]) -> Any:
+        """Run a call of MEM-PS in the owner's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, call)
+
+    async def _aside(self, call: Callable[[], Any]) -> Any:
+        """Run a copy of rows in one of the copy threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._copies, call)
+
+    def _timed(self, call: Callable[[], Any]) -> Any:
+        """Run a call and add its time to `busy_seconds`."""
+        start = time.perf_counter()
+        try:
+            return call()
+        finally:
+            self.busy_seconds += time.perf_counter() - start
+
+    def pull(
+        self,
+        batch: int,
+        wanted: Mapping[str, tuple[Keys, Floats]],
+        owners: Mapping[str, KeysByOwner] | None = None,
+    ) -> dict[str, PullResult]:
+        """Pull the rows of each table's keys that are not deferred into its array (U, W); keys may be in any order.
+
+        Return for each table which rows are deferred, forwarded and shared. `owners` is the grouping of each table's
+        keys by owner, if the caller already has it.
+        """
+        owners = owners or {table: self.peers.group(keys) for table, (keys, _) in wanted.items()}
+
+        async def all_tables() -> list[PullResult]:
+            return await asyncio.gather(
+                *(self.peers.pull(batch, table, keys, owners[table], out) for table, (keys, out) in wanted.items())
+            )
+
+        return dict(zip(wanted, self._loop.run(all_tables()), strict=True))
+
+    def tell_weights(self, batch: int, largest: Floats) -> None:
+        """Send all peers this node's largest example weight of each step, for `BatchExchange.largest_weights`."""
+        self._loop.run(self.peers.tell_weights(batch, largest))
+
+    def wait_deferred(self, pulled: Mapping[str, PullResult], outs: Mapping[str, Floats]) -> dict[str, Int64s]:
+        """Wait until every deferred row is in its array, the one given to `pull`; return the rows' positions."""
+
+        async def all_tables() -> dict[str, Int64s]:
+            came = {}
+            for table, one in pulled.items():
+                positions = [positions async for positions in self.peers.late_rows(one, outs[table])]
+                came[table] = np.concatenate([np.empty(0, np.int64), *positions])
+            return came
+
+        return self._loop.run(all_tables())
+
+    def exchange(self, batch: int, pulled: Mapping[str, PullResult]) -> BatchExchange:
+        """Return the exchange for the steps of a batch."""
+        return BatchExchange(self._loop, self.peers, batch, self._loop.run(self.peers.exchange(batch, pulled)))
+
+    def push(self, pulled: Mapping[str, PullResult], rows: Mapping[str, Floats], snapshot: str = "") -> None:
+        """Send trained rows to their owners and end the batch on this node; the arrays may be reused afterwards."""
+
+        async def all_tables() -> None:
+            await asyncio.gather(*(self.peers.push(one, rows[table], snapshot) for table, one in pulled.items()))
+            for batch in {one.batch for one in pulled.values()}:
+                self.peers.end_batch(batch)
+
+        self._loop.run(all_tables())
+
+    def lookup(self, batch: int, number: int, wanted: Mapping[str, tuple[Keys, Floats]]) -> None:
+        """Read rows as after `batch` into the arrays, for evaluation; `number` distinguishes lookups of one batch."""
+        owners = {table: self.peers.group(keys) for table, (keys, _) in wanted.items()}
+
+        async def all_tables() -> None:
+            for table, (keys, out) in wanted.items():
+                await self.peers.lookup(batch, number, table, keys, owners[table], out)
+
+        self._loop.run(all_tables())
+
+    def gather(self, kind: str, batch: int, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
+        """Send arrays to rank 0. Rank 0 gets those of all others in rank order; the others get [] and do not wait."""
+        return self._loop.run(collective.gather(self.peers.session, kind, batch, tuple(arrays)))
+
+    def prepared(self, snapshot: str, batch: int) -> None:
+        """Wait until this node's partitions have prepared the snapshot that ends with `batch`."""
+        self._loop.run(self.peers.prepared(snapshot, batch))
+
+    def work(self, call: Callable[[], Any]) -> Any:
+        """Run `call` in the thread in which MEM-PS and its store are used, and wait for it."""
+        return self._thread.submit(call).result()
+
+    def fail(self, error: DaskpsError, tell: bool = True) -> None:
+        """Stop this node's part in the run and tell all peers why; every pending wait raises `error`."""
+        if self._peers is not None:
+            self._loop.call(self._peers.session.fail, error, tell)
+
+    def close(self) -> None:
+        """Close the link: pending waits raise an error, peers see the connection end, MEM-PS is not used any more."""
+
+        async def end() -> None:
+            if self._peers is not None:
+                self._peers.close()
+            await self._transport.close()
+
+        self._loop.run(end())
+        self._thread.shutdown(wait=True)
+        self._copies.shutdown(wait=True)
+        self._loop.close()
+
+
+class BatchExchange:
+    """Blocking exchange of sums over all nodes for the steps of one batch; used by the train stage."""
+
+    def __init__(self, loop: LoopThread, peers: Peers, batch: int, exchange: Exchange) -> None:
+        self._loop, self._peers, self._batch, self._exchange = loop, peers, batch, exchange
+
+    def start(self, step: int, touched: Mapping[str, Touched], dense: Int64s) -> Pending:
+        """Send this node's sums of a step. Every node does so for every step, and calls `finish` before the next one.
+
+        `dense` may be written to again two steps later.
+        """
+        packed = self._exchange.pack(touched)
+
+        async def both() -> tuple[dict[int, Packed], Int64s]:
+            return await asyncio.gather(
+                self._exchange.swap(step, packed), self._peers.sum_dense(self._batch, step, dense)
+            )
+
+        return Pending(self._exchange, touched, self._loop.start(both()))
+
+    def largest_weights(self, mine: Floats) -> Floats:
+        """Return the largest example weight of each step (steps,) over all nodes; each has called `tell_weights`."""
+        return self._loop.run(self._peers.largest_weights(self._batch, mine))
+
+    def merge(
+        self,
+        step: int,
+        touched: Mapping[str, Bools],
+        layouts: Mapping[str, RowLayout],
+        gather: Callable[[str, Int32s], Floats],
+        dense: Floats,
+        dense_steps: int,
+    ) -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
+        """Return merged rows (`Exchange.merge_rows`), dense values and their step count; for `sync_every` above 1."""
+
+        async def both() -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
+            return await asyncio.gather(
+                self._exchange.merge_rows(step, touched, layouts, gather),
+                self._peers.mean_dense(self._batch, step, dense, dense_steps),
+            )
+
+        return self._loop.run(both())
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Step whose sums have been sent and not yet received."""
+
+    _exchange: Exchange
+    _touched: Mapping[str, Touched]
+    _answer: Future[tuple[dict[int, Packed], Int64s]]
+
+    def finish(self) -> tuple[dict[str, tuple[Touched, Touched]], Int64s]:
+        """Wait for the sums over all nodes and return them.
+
+        For each table: the rows touched here, updated in place, and the rows that only other nodes touched. Then the
+        sums of the dense network.
+        """
+        received, dense = self._answer.result()
+        return self._exchange.add(self._touched, received), dense
+
+
+async def _make_transport() -> Transport:
+    """Create the transport on the event loop, where all its calls are made."""
+    return Transport()

@@ -1,0 +1,199 @@
+"""A node's session in one incarnation of a run: its rank, its peers, the messages that have arrived, and timeouts.
+
+Input: messages from the network, in any order. Output: each message to the `receive` that waits for it, or to the
+handler of its kind. A wait that exceeds its time, a peer that aborts, or a message of another run or incarnation is an
+error that names node, stage and batch. Every pending wait raises it and all peers are told, so a run stops on all nodes
+at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
+from daskps.wire.message import ABORT, Array, Message, Network
+
+# For error messages. By kind of message: the stage of the node that waits for it, and what it waits for.
+WAITS = {
+    "answer": ("pull", "the rows that are free"),
+    "numbers": ("train", "where it has the rows held together"),
+    "late": ("train", "late rows"),
+    "weights": ("train", "the largest weight of each step"),
+    "sums": ("train", "gradient sums"),
+    "dense": ("train", "dense sums"),
+    "metrics": ("train", "metrics of its examples"),
+    "validation": ("evaluate", "metrics of its validation examples"),
+    "touched": ("train", "which rows to merge"),
+    "rows": ("train", "rows to merge"),
+    "found": ("evaluate", "rows looked up"),
+    "taken": ("push", "word that it took the push"),
+}
+
+T = TypeVar("T")
+Place = tuple[str, int, int, str, int]  # identifies a message: kind, batch, step, table, sender
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Identity of a node in a run. Only `rank` differs between the nodes."""
+
+    run: str
+    epoch: int  # the run's incarnation
+    rank: int
+    nodes: int
+    wait_seconds: float = 300.0
+
+
+class Session:
+    """Sender and dispatcher of a node's messages. All calls are made on the node's event loop."""
+
+    def __init__(self, member: Member, network: Network) -> None:
+        self.member = member
+        self.rank = member.rank
+        self.nodes = member.nodes
+        self.error: DaskpsError | None = None
+        self.bytes_sent = 0
+        self._network = network
+        self._failed: Callable[[DaskpsError], None] = lambda error: None
+        self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._arrived: dict[Place, Message] = {}
+        self._waiting: dict[Place, asyncio.Future[Message]] = {}
+        self._futures: dict[asyncio.Future[Any], int] = {}  # pending waits and their batch
+        self._closed_batch = -1  # no message of this batch or an earlier one is expected
+
+    @property
+    def peers(self) -> list[int]:
+        """Ranks of all other nodes."""
+        return [rank for rank in range(self.nodes) if rank != self.rank]
+
+    def on_failure(self, failed: Callable[[DaskpsError], None]) -> None:
+        """Register a callback for the first error."""
+        self._failed = failed
+
+    def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
+        """Pass all messages of `kind` to `handler` instead of to a `receive`."""
+        self._handlers[kind] = handler
+
+    def send(
+        self,
+        rank: int,
+        kind: str,
+        batch: int,
+        *,
+        step: int = 0,
+        table: str = "",
+        note: str = "",
+        arrays: tuple[Array, ...] = (),
+    ) -> None:
+        """Send a message without waiting; one to this node itself does not pass through the network."""
+        self.check()
+        member = self.member
+        message = Message(kind, member.run, member.epoch, self.rank, batch, step, table, note, arrays)
+        if rank == self.rank:
+            self._accept(message)
+        else:
+            self.bytes_sent += message.nbytes
+            self._network.send(rank, message)
+
+    async def receive(self, kind: str, batch: int, sender: int, *, step: int = 0, table: str = "") -> Message:
+        """Wait for the message with these fields and return it; raise PeerError after `wait_seconds`."""
+        place = (kind, batch, step, table, sender)
+        self.check()
+        if place in self._arrived:
+            return self._arrived.pop(place)
+        future = self._waiting[place] = asyncio.get_running_loop().create_future()
+        stage, what = WAITS.get(kind, (kind, kind))
+        of = f" of table {table!r}" if table else ""
+        try:
+            return await self.wait(future, stage, batch, f"node {sender} to send {what}{of}, step {step}")
+        finally:
+            self._waiting.pop(place, None)
+
+    async def wait(self, future: asyncio.Future[T], stage: str, batch: int, what: str) -> T:
+        """Return the future's result; raise PeerError if this run fails meanwhile, or after `wait_seconds`."""
+        self.check()
+        self._futures[future] = batch
+        try:
+            async with asyncio.timeout(self.member.wait_seconds):
+                return await future
+        except TimeoutError:
+            error = PeerError(
+                f"node {self.rank}, stage {stage}, batch {batch}: waited {self.member.wait_seconds:g} s for {what}; it "
+                "is stuck, lost or too slow: look at its log, or raise cluster.wait_seconds"
+            )
+            self.fail(error)
+            raise error from None
+        finally:
+            self._futures.pop(future, None)
+
+    def deliver(self, message: Message) -> None:
+        """Accept a message from the network. One that does not belong here raises, and the network reports it."""
+        member = self.member
+        if (message.run, message.epoch) != (member.run, member.epoch):
+            raise StaleError(
+                f"node {self.rank} of run {member.run!r}, epoch {member.epoch}, got a {message.kind!r} from node "
+                f"{message.sender} of run {message.run!r}, epoch {message.epoch}, batch {message.batch}: that run was "
+                "given up, or its sender must open the model again"
+            )
+        if message.kind == ABORT:
+            self.fail(PeerError(f"node {message.sender} stopped at batch {message.batch}: {message.note}"), tell=False)
+            return
+        self._accept(message)
+
+    def close_batch(self, batch: int) -> None:
+        """End `batch` on this node: nothing waits for it any more, and a later message of it is an error."""
+        left = [place for place in self._arrived if place[1] <= batch]
+        if left:
+            raise ProtocolError(f"node {self.rank} ends batch {batch}, but nobody took what came for it: {left[:5]}")
+        self._closed_batch = max(self._closed_batch, batch)
+
+    def fail(self, error: DaskpsError, tell: bool = True) -> None:
+        """Stop this node's part in the run: every pending wait raises `error`, and all peers are told.
+
+        Only the first error counts.
+        """
+        if self.error is not None:
+            return
+        self.error = error
+        self._failed(error)
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error)
+        if tell:
+            batch = min(self._futures.values(), default=self._closed_batch + 1)
+            member = self.member
+            for rank in self.peers:
+                note = f"{type(error).__name__}: {error}"
+                self._network.send(rank, Message(ABORT, member.run, member.epoch, self.rank, batch, note=note))
+
+    def check(self) -> None:
+        """Raise the error that has stopped this node's part in the run, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Stop without telling the peers: the run is over, or this node is gone."""
+        member = self.member
+        self.fail(PeerError(f"node {self.rank} has closed epoch {member.epoch} of run {member.run!r}"), tell=False)
+
+    def _accept(self, message: Message) -> None:
+        """Pass a message to its handler or to its waiting `receive`, or keep it for a later one."""
+        if handler := self._handlers.get(message.kind):
+            handler(message)
+            return
+        if message.batch <= self._closed_batch:
+            raise StaleError(
+                f"node {self.rank} has ended batch {self._closed_batch}, but got a {message.kind!r} of batch "
+                f"{message.batch}, step {message.step}, from node {message.sender}"
+            )
+        place = (message.kind, message.batch, message.step, message.table, message.sender)
+        future = self._waiting.get(place)
+        if future is not None and not future.done():
+            future.set_result(message)
+        elif place in self._arrived or future is not None:
+            raise ProtocolError(f"node {self.rank} got this twice: {place}; every message is sent once")
+        else:
+            self._arrived[place] = message

@@ -1,0 +1,151 @@
+"""A disk in memory that forgets what was not synced when it crashes, and can stop its user before any operation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+class CrashError(BaseException):
+    """The process died here. Not an Exception: nothing may catch it by accident."""
+
+
+@dataclass
+class Inode:
+    seen: bytes  # what a living process reads
+    safe: bytes | None = None  # what survives a power cut; None: nothing was ever synced
+    readers: int = 0  # that share a lock on it
+
+
+class Names:
+    """Files by path, and what is in each folder, as lists of folders are asked for all the time."""
+
+    def __init__(self, inodes: dict[str, Inode] | None = None) -> None:
+        self.inodes: dict[str, Inode] = {}
+        self._folders: dict[str, dict[str, int]] = {}  # by path: how many files each name in it stands for
+        for path, inode in (inodes or {}).items():
+            self.put(path, inode)
+
+    def put(self, path: str, inode: Inode) -> None:
+        if path not in self.inodes:
+            self._count(path, 1)
+        self.inodes[path] = inode
+
+    def remove(self, path: str) -> None:
+        if self.inodes.pop(path, None) is not None:
+            self._count(path, -1)
+
+    def _count(self, path: str, change: int) -> None:
+        folder, _, name = path.rpartition("/")
+        while name:
+            names = self._folders.setdefault(folder, {})
+            names[name] = names.get(name, 0) + change
+            if not names[name]:
+                del names[name]
+            folder, _, name = folder.rpartition("/")
+
+    def in_folder(self, folder: str) -> Iterable[str]:
+        return self._folders.get(folder, ())
+
+
+class SimulatedDisk:
+    """Files of daskps.wire. `crash_after` operations that change the disk, the next one raises CrashError."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self.rng = rng or random.Random(0)
+        self.seen = Names()  # as living processes see them
+        self.safe = Names()  # that survive
+        self.crash_after: int | None = None
+        self.changes = 0
+
+    def _change(self) -> None:
+        if self.crash_after is not None and self.changes >= self.crash_after:
+            raise CrashError
+        self.changes += 1
+
+    def read(self, path: str) -> bytes:
+        if path not in self.seen.inodes:
+            raise FileNotFoundError(path)
+        return self.seen.inodes[path].seen
+
+    def write(self, path: str, data: bytes) -> None:
+        self._change()
+        if path not in self.seen.inodes:
+            self.seen.put(path, Inode(b""))
+        self.seen.inodes[path].seen = data
+
+    def sync(self, path: str) -> None:
+        self._change()
+        if path in self.seen.inodes:
+            self.seen.inodes[path].safe = self.seen.inodes[path].seen
+            return
+        for name in self.seen.in_folder(path):
+            if (file := f"{path}/{name}") in self.seen.inodes:
+                self.safe.put(file, self.seen.inodes[file])
+        for name in [*self.safe.in_folder(path)]:
+            if (file := f"{path}/{name}") not in self.seen.inodes:
+                self.safe.remove(file)
+
+    def link(self, source: str, target: str) -> None:
+        self._change()
+        if target in self.seen.inodes:
+            raise FileExistsError(target)
+        if source not in self.seen.inodes:
+            raise FileNotFoundError(source)
+        self.seen.put(target, self.seen.inodes[source])
+
+    def remove(self, path: str) -> None:
+        self._change()
+        self.seen.remove(path)
+
+    def list(self, folder: str) -> list[str]:
+        return sorted(self.seen.in_folder(folder))
+
+    def make_folder(self, path: str) -> None:
+        pass
+
+    def remove_folder(self, path: str) -> None:
+        for name in [name for name in self.seen.inodes if name.startswith(path + "/")]:
+            self.remove(name)
+
+    def share(self, path: str) -> Callable[[], None]:
+        if path not in self.seen.inodes:
+            raise FileNotFoundError(path)
+        inode = self.seen.inodes[path]
+        inode.readers += 1
+
+        def release() -> None:
+            inode.readers -= 1
+
+        return release
+
+    def seize(self, path: str) -> Callable[[], None] | None:
+        inode = self.seen.inodes.get(path)
+        return None if inode is not None and inode.readers else lambda: None
+
+    def copy(self) -> SimulatedDisk:
+        """The same files on another machine."""
+        other = SimulatedDisk()
+        other.seen = Names({path: Inode(inode.seen, inode.seen) for path, inode in self.seen.inodes.items()})
+        return other
+
+    def contents(self, folder: str) -> dict[str, bytes]:
+        """All files below a folder, as living processes see them."""
+        return {path: inode.seen for path, inode in self.seen.inodes.items() if path.startswith(f"{folder}/")}
+
+    def power_cut(self) -> None:
+        """Every unsynced name is as before or as seen, every unsynced file as before, as seen, or cut somewhere."""
+        names = {}
+        for name in dict.fromkeys([*self.safe.inodes, *self.seen.inodes]):
+            choices = [side.inodes.get(name) for side in (self.safe, self.seen)]
+            inode = self.rng.choice(choices) if choices[0] is not choices[1] else choices[0]
+            if inode is not None:
+                names[name] = inode
+        for inode in {id(inode): inode for inode in names.values()}.values():
+            if inode.safe != inode.seen:
+                cut = inode.seen[: self.rng.randrange(len(inode.seen) + 1)]
+                inode.seen = self.rng.choice([inode.safe or b"", inode.seen, cut])
+            inode.safe = inode.seen
+        self.seen, self.safe = Names(names), Names(names)
+        self.crash_after = None

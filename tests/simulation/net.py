@@ -1,0 +1,49 @@
+"""A few sessions joined by a network that delivers after random delays; for tests of one exchange at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from daskps.wire.message import Message
+from daskps.wire.session import Member, Session
+from tests.simulation.simloop import SimLoop
+
+
+class Joined:
+    """`nodes` sessions. `lose(rank)` cuts a node off."""
+
+    def __init__(self, nodes: int, seed: int = 0, wait_seconds: float = 60.0) -> None:
+        self.rng = random.Random(seed)
+        self.lost: set[int] = set()
+        self.sessions = [
+            Session(Member("run", 1, rank, nodes, wait_seconds), _Link(self, rank)) for rank in range(nodes)
+        ]
+
+    def lose(self, rank: int) -> None:
+        self.lost.add(rank)
+
+    def carry(self, sender: int, receiver: int, message: Message) -> None:
+        if not {sender, receiver} & self.lost:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.rng.random(), self.sessions[receiver].deliver, message)
+
+
+class _Link:
+    def __init__(self, joined: Joined, rank: int) -> None:
+        self._joined, self._rank = joined, rank
+
+    def send(self, rank: int, message: Message) -> None:
+        self._joined.carry(self._rank, rank, message)
+
+
+def on_all(joined: Joined, call: Callable[[Session], Awaitable[Any]], ranks: list[int] | None = None) -> list[Any]:
+    """`call` on every node at once; results, or the errors, by rank."""
+
+    async def main() -> list[Any]:
+        chosen = range(len(joined.sessions)) if ranks is None else ranks
+        return await asyncio.gather(*(call(joined.sessions[rank]) for rank in chosen), return_exceptions=True)
+
+    return SimLoop().run(main())  # type: ignore[no-any-return]

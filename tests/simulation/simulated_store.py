@@ -1,0 +1,353 @@
+"""Where the rows of a simulated cluster are: dictionaries over the simulated disk, or the real disk tier.
+
+The first is cheap to open and loses unsynced writes; the second (`RealShelf`) is what nodes use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from daskps.device.pool import ComputePool
+from daskps.errors import LockedError, StoreError
+from daskps.node.tables import open_rows
+from daskps.ssd import Options, TableStore, recovery
+from daskps.ssd.files import LocalFiles
+from daskps.ssd.format import MANIFEST
+from daskps.ssd.table_store import partition_name
+from daskps.storage.files import Files
+from daskps.storage.log import checksum
+from daskps.storage.model_directory import Snapshot, follow, settle
+from daskps.storage.partition import Placement
+from daskps.types import RowLayout
+
+POOL = ComputePool(1)
+
+
+class SimulatedPartition:
+    """One partition's folder. A snapshot's file has the model's id in its first line, then the rows."""
+
+    def __init__(self, files: Files, path: str, model: str | None = None) -> None:
+        self._files, self.url, self.model = files, path, model
+        self.rows: dict[int, bytes] = {}
+        self._digests: dict[str, str] = {}
+
+    def _ids(self, ending: str) -> list[str]:
+        return [name.removesuffix(ending) for name in self._files.list(self.url) if name.endswith(ending)]
+
+    def prepared(self) -> Iterable[str]:
+        confirmed = set(self.confirmed())
+        return [name for name in self._ids(".prepared") if name not in confirmed]
+
+    def confirmed(self) -> Iterable[str]:
+        return self._ids(".confirmed")
+
+    def check_clearable(self) -> None:
+        """As `daskps.node.tables` does, before what no snapshot of the log needs is removed."""
+        for name in self._files.list(self.url):
+            content = self._files.read(f"{self.url}/{name}")
+            if b"\n" in content and (found := _model_of(content)) != self.model:  # without: torn by a power cut
+                raise StoreError(f"{self.url} belongs to model {found}, but the log is that of {self.model}")
+
+    def open(self, snapshot: str, digest: str = "") -> None:
+        """Take up the rows of a snapshot. A writer that died may have left it without saying that it is confirmed."""
+        state = "confirmed" if snapshot in self.confirmed() else "prepared"
+        content = self._files.read(f"{self.url}/{snapshot}.{state}")
+        part: Any = SimulatedPart(snapshot, content)
+        files: Any = self
+        if self.model is not None:
+            recovery.check_model(files, part, self.model)
+        if digest:
+            recovery.check_digest(files, part, part, digest)
+        self.rows = {int(key): bytes.fromhex(row) for key, row in json.loads(part.rows).items()}
+
+    def prepare(self, snapshot: str) -> None:
+        path = f"{self.url}/{snapshot}.prepared"
+        rows = json.dumps({str(key): row.hex() for key, row in self.rows.items()})
+        content = f"{self.model}\n{rows}".encode()
+        self._digests[snapshot] = SimulatedPart(snapshot, content).digest()
+        self._files.write(path, content)
+        self._files.sync(path)
+        self._files.sync(self.url)
+
+    def digest(self, snapshot: str) -> str:
+        return self._digests[snapshot]
+
+    def confirm(self, snapshot: str) -> None:
+        if snapshot not in self.confirmed():
+            self._files.link(f"{self.url}/{snapshot}.prepared", f"{self.url}/{snapshot}.confirmed")
+        self._files.sync(self.url)
+        self._files.remove(f"{self.url}/{snapshot}.prepared")
+
+    def discard(self, snapshot: str) -> None:
+        self._files.remove(f"{self.url}/{snapshot}.prepared")
+
+    def drop(self, snapshot: str) -> None:
+        self._files.remove(f"{self.url}/{snapshot}.prepared")  # left there if the process died while it confirmed
+        self._files.remove(f"{self.url}/{snapshot}.confirmed")
+
+
+class SimulatedPart:
+    """What a partition has of a snapshot, for the checks of the real disk tier: both its manifest and its snapshot."""
+
+    def __init__(self, snapshot: str, content: bytes) -> None:
+        self.id, self.model, self.rows = snapshot, _model_of(content), content.partition(b"\n")[2]
+
+    def digest(self, snapshot: SimulatedPart | None = None) -> str:
+        return checksum(self.rows)
+
+
+def _model_of(content: bytes) -> str:
+    return content.partition(b"\n")[0].decode()
+
+
+class SimulatedStore:
+    """Several partitions as one row store, as MEM-PS sees it."""
+
+    def __init__(self, partitions: dict[int, SimulatedPartition], placement: Placement, width: int) -> None:
+        self.partitions = partitions
+        self._placement = placement
+        self._width = width
+
+    def _parts(self, keys: np.ndarray) -> list[dict[int, bytes]]:
+        return [self.partitions[part].rows for part in self._placement.of(keys, POOL).tolist()]
+
+    def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        for key, part, row in zip(keys.tolist(), self._parts(keys), rows, strict=True):
+            part[key] = row.tobytes()
+
+    def load(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        out = np.zeros((len(keys), self._width), np.float32) if out is None else out
+        found = np.zeros(len(keys), np.bool_)
+        for place, (key, part) in enumerate(zip(keys.tolist(), self._parts(keys), strict=True)):
+            if key in part:
+                out[place] = np.frombuffer(part[key], np.float32)
+                found[place] = True
+        return out, found
+
+    def prepare(self, snapshot_id: str) -> None:
+        for partition in self.partitions.values():
+            partition.prepare(snapshot_id)
+
+    def digests(self, snapshot_id: str) -> dict[str, str]:
+        return {partition_name(part): partition.digest(snapshot_id) for part, partition in self.partitions.items()}
+
+    def follow(self, live: Iterable[str]) -> None:
+        for partition in self.partitions.values():
+            follow(partition, live)
+
+    def close(self) -> None:
+        pass  # its locks go with the process
+
+
+class RealStore:
+    """The same over `daskps.ssd`."""
+
+    def __init__(self, partitions: TableStore) -> None:
+        self._partitions = partitions
+        self.append, self.load, self.prepare = partitions.append, partitions.load, partitions.prepare
+        self.digests = partitions.digests
+
+    def follow(self, live: Iterable[str]) -> None:
+        for partition in self._partitions.stores.values():
+            follow(partition, live)
+
+    def close(self) -> None:
+        self._partitions.close()  # what no snapshot holds is lost, as in a crash
+
+
+Rows = Callable[[], dict[int, bytes]]  # reads all rows of a table
+
+
+class SegmentFiles(Protocol):
+    """Opens one table's rows for a node or a reader, and looks at them for the checks."""
+
+    def open(
+        self,
+        process: Any,
+        path: str,
+        placement: Placement,
+        owned: range,
+        snapshot: str | None,
+        live: tuple[str, ...],
+        model: str,
+        digests: Mapping[str, str],
+    ) -> Any: ...
+
+    def reader(self, process: Any, path: str, placement: Placement, snapshot: Snapshot) -> Rows: ...
+    def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]: ...
+    def release(self, process: Any) -> None: ...
+    def check_outlived(self) -> None: ...
+    def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]: ...
+
+
+class SimulatedShelf:
+    """Dictionaries over the simulated disk. `locks` are those of all machines: disk and path to process."""
+
+    def __init__(self, layout: RowLayout) -> None:
+        self._layout = layout
+        self.locks: dict[tuple[int, str], Any] = {}
+
+    def _locked(self, process: Any, path: str, part: int, model: str) -> SimulatedPartition:
+        place = id(process.disk), f"{path}/{part}"
+        holder = self.locks.get(place)
+        if holder is not None and holder is not process:
+            raise LockedError(f"{path}/{part} is held by {holder.name}")
+        self.locks[place] = process
+        return SimulatedPartition(process.files, f"{path}/{part}", model)
+
+    def open(
+        self,
+        process: Any,
+        path: str,
+        placement: Placement,
+        owned: range,
+        snapshot: str | None,
+        live: tuple[str, ...],
+        model: str,
+        digests: Mapping[str, str],
+    ) -> SimulatedStore:
+        parts = {part: self._locked(process, path, part, model) for part in owned}
+        for part, partition in parts.items():
+            if snapshot is None:
+                partition.check_clearable()
+            else:
+                partition.open(snapshot, digests[partition_name(part)])
+            settle(partition, live)
+        return SimulatedStore(parts, placement, self._layout.width)
+
+    def release(self, process: Any) -> None:
+        for place in [place for place, holder in self.locks.items() if holder is process]:
+            del self.locks[place]
+
+    def check_outlived(self) -> None:
+        """LockedError if a process that is dead has a lock: as `daskps.node.begin` asks before a run begins."""
+        for (_, path), holder in self.locks.items():
+            if not holder.alive:
+                raise LockedError(f"{path} is held by {holder.name}, which is dead")
+
+    def reader(self, process: Any, path: str, placement: Placement, snapshot: Snapshot) -> Rows:
+        digests = snapshot.digests(path.rpartition("/")[2])
+
+        def read() -> dict[int, bytes]:
+            rows: dict[int, bytes] = {}
+            for part in range(placement.partitions):
+                partition = SimulatedPartition(process.files, f"{path}/{part}", snapshot.model)
+                partition.open(snapshot.id, digests[partition_name(part)])
+                rows |= partition.rows
+            return rows
+
+        return read
+
+    def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]:
+        """Prepared and confirmed ids of every partition."""
+        for part in range(placement.partitions):
+            partition = SimulatedPartition(process.files, f"{path}/{part}")
+            yield set(partition.prepared()), set(partition.confirmed())
+
+    def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]:
+        """Put a partition of another model, or of another time, in its place; what comes back takes it away again.
+
+        The other model's has the same rows, as that of one which has just started from this one. Nobody may touch it.
+        """
+        disk, folder = process.disk, f"{path}/{part}"
+        before = disk.contents(folder)
+        mine = [content for name, content in before.items() if snapshot is not None and f"/{snapshot}." in name]
+        model, _, rows = (*mine, b"\n{}")[0].partition(b"\n")
+        content = b"another\n" + rows if kind == "model" else model + b"\n{ }"
+        for name in before:
+            disk.remove(name)
+        disk.write(f"{folder}/{snapshot or '000001-00000000'}.confirmed", content)
+        foreign = disk.contents(folder)
+
+        def restore() -> None:
+            assert disk.contents(folder) == foreign, f"{folder} is not the run's, and was changed"
+            for name in foreign:
+                disk.remove(name)
+            for name, content in before.items():
+                disk.write(name, content)
+                disk.sync(name)
+            disk.sync(folder)
+
+        return restore
+
+
+class RealShelf:
+    """The disk tier in a real folder. Dying is closing: nothing unsynced is lost, but nothing is committed either."""
+
+    def __init__(self, layout: RowLayout) -> None:
+        self._layout = layout
+        self._options = Options(background_compaction=False, io_threads=2)
+
+    def open(
+        self,
+        process: Any,
+        path: str,
+        placement: Placement,
+        owned: range,
+        snapshot: str | None,
+        live: tuple[str, ...],
+        model: str,
+        digests: Mapping[str, str],
+    ) -> RealStore:
+        rows = open_rows(
+            *(path, self._layout),
+            placement=placement,
+            owned=owned,
+            snapshot=snapshot,
+            live=live,
+            pool=POOL,
+            model=model,
+            digests=digests,
+            options=self._options,
+        )
+        process.stores.append(rows)
+        return RealStore(rows)
+
+    def release(self, process: Any) -> None:
+        while process.stores:
+            process.stores.pop().close()
+
+    def check_outlived(self) -> None:
+        """Locks of real files end with their process."""
+
+    def reader(self, process: Any, path: str, placement: Placement, snapshot: Snapshot) -> Rows:
+        rows = TableStore.open(
+            path,
+            pool=POOL,
+            snapshot=snapshot.id,
+            model=snapshot.model,
+            digests=snapshot.digests(path.rpartition("/")[2]),
+            read_only=True,
+            options=self._options,
+        )
+        process.stores.append(rows)
+        return lambda: {
+            key: row.tobytes() for keys, part in rows.scan() for key, row in zip(keys.tolist(), part, strict=True)
+        }
+
+    def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]:
+        """Prepared and confirmed ids of every partition."""
+        with TableStore.open(path, pool=POOL, read_only=True, options=self._options) as rows:
+            for partition in rows.stores.values():
+                yield set(partition.prepared()), set(partition.confirmed())
+
+    def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]:
+        """Make a partition one of another model, or of another time; what comes back makes it the model's again."""
+        files = LocalFiles(f"{path}/{partition_name(part)}")
+        before = recovery.read_manifest(files)
+        if kind == "model":
+            foreign = replace(before, model="another")
+        else:
+            foreign = replace(before, snapshots=tuple(replace(s, live_rows=s.live_rows + 1) for s in before.snapshots))
+        files.publish(MANIFEST, foreign.text())
+
+        def restore() -> None:
+            assert files.read(MANIFEST) == foreign.text(), f"{files.url} is not the run's, and was changed"
+            files.publish(MANIFEST, before.text())
+
+        return restore

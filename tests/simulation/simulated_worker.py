@@ -1,0 +1,105 @@
+"""A simulated worker: runs what drivers ask for, each kind of stage on a thread of its own, as executors do.
+
+What happens to the node that is open here when a driver comes (`release`, `find_node`, `take_over` ...) is real code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from daskps.errors import DaskpsError, StaleError
+from daskps.node.begin import IncarnationStart, take_over
+from daskps.node.dask import OPEN_MODEL
+from daskps.node.stages import check_free, close, find_node, holding, release
+from daskps.storage.model_directory import ModelDirectory
+from daskps.types import BatchId
+from daskps.wire.message import Message, refusal
+from tests.simulation.process import Process
+from tests.simulation.simulated_node import SimNode
+
+if TYPE_CHECKING:
+    from tests.simulation.simulator import World
+
+
+class SimWorker(Process):
+    """A worker and its place for a node, `node`."""
+
+    def __init__(self, world: World, name: str, disk: Any = None) -> None:
+        super().__init__(world, name, disk)
+        self.node: SimNode | None = None
+        self.opening: str | None = None
+        self._threads: dict[str, asyncio.Lock] = {}
+        self.gone_at: float | None = None  # when the scheduler hears that it is
+
+    async def run(self, stage: str, run: str, values: list[Any]) -> Any:
+        """What Dask would run as `run_stage` or `run_control`."""
+        staged = isinstance(values[0], BatchId)
+        async with self._threads.setdefault(stage if staged else "control", asyncio.Lock()):
+            if staged:
+                token: BatchId = values[0]
+                return await self._guarded(find_node(self, stage, token.run, token.epoch), stage, values)
+            return await self._control(stage, run, *values)
+
+    async def _control(self, verb: str, run: str, epoch: int, *values: Any) -> Any:
+        if verb == "begin":
+            if not (epoch or values[1:]):  # of what a node without a driver has, the driver asks anyway
+                self.world.shelf.check_outlived()
+            taken = take_over(self.directory(), run, epoch)
+            snapshot = self.directory().resume_point()
+            self.world.check_snapshot(snapshot)
+            return IncarnationStart(taken.number, taken.index, snapshot.id if snapshot else None, None, taken.model)
+        if verb == OPEN_MODEL:
+            return holding(self, *values)
+        if verb == "release":
+            return release(self, run, epoch, *values)
+        if verb == "open":
+            check_free(self)
+            rank, nodes, job, begun, _, _ = values
+            try:
+                self.node = SimNode(self, run, rank, nodes, job, begun)
+            except Exception as error:
+                self.world.not_opened.append((self.name, run, epoch, error))
+                raise
+            return self.node.opened()
+        if verb == "close":
+            return close(self, run, epoch)
+        return await self._guarded(find_node(self, verb, run, epoch), verb, list(values))
+
+    async def _guarded(self, node: SimNode, verb: str, values: list[Any]) -> Any:
+        """What is raised inside stops all nodes."""
+        try:
+            return await getattr(node, verb)(*values)
+        except Exception as error:
+            if node.peers is not None:
+                node.peers.session.fail(error if isinstance(error, DaskpsError) else DaskpsError(repr(error)))
+            raise
+
+    def deliver(self, sender: SimWorker, message: Message) -> None:
+        node = self.node
+        try:
+            if node is None:
+                raise StaleError("no epoch is open here")
+            if node.peers is None:
+                node.early.append((sender, message))  # it waits in the socket
+                return
+            node.peers.deliver(message)
+        except StaleError as error:
+            self.world.stale += 1
+            if message.kind != "abort":
+                self.world.carry(self, sender, refusal(message, -1, error))
+        except DaskpsError as error:
+            assert node is not None
+            assert node.peers is not None
+            node.peers.session.fail(error)
+
+    def directory(self) -> ModelDirectory:
+        return self.world.directory(self)
+
+    def kill(self) -> None:
+        was_alive = self.alive
+        super().kill()
+        if was_alive:
+            self.gone_at = asyncio.get_running_loop().time() + self.world.delay()
+            if self.node is not None:
+                self.node.tell_gone()
