@@ -99,6 +99,19 @@ def local_workers(
             Client(cluster, set_as_default=False) as client,
         ):
             yield client
+            if not processes:
+                sync(loop, _close_worker_clients, cluster)
+
+
+async def _close_worker_clients(cluster: LocalCluster) -> None:
+    """Close the clients that tasks on these workers have asked for, such as the reader of a persisted DataFrame.
+
+    Dask leaves them open while another worker lives in this process. They would ask a scheduler that is gone, every two
+    seconds, and log an error each time.
+    """
+    for worker in cluster.workers.values():
+        if worker._client is not None:
+            await worker._client.close()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster, get_client
 from distributed.batched import BatchedSend
 
 from daskps.driver import run
@@ -61,3 +61,11 @@ def test_a_worker_that_is_still_importing_does_not_end_on_ctrl_c() -> None:
         for _ in range(2):  # and at any later moment
             assert [*client.run(os.getpid).values()] == struck
             os.kill(struck[0], signal.SIGINT)
+
+
+def test_clients_of_tasks_end_with_their_cluster_also_where_another_one_lives(cluster: Client) -> None:
+    """Dask closes them with the last worker of a process only; `cluster` has one."""
+    with local_workers(1, processes=False) as client:
+        assert client.submit(lambda: get_client().status).result() == "running"
+        (used,) = client.run(lambda dask_worker: dask_worker._client).values()
+    assert used.status == "closed"
