@@ -2,7 +2,8 @@
 
 Input: a TOML file, a dictionary, or keyword arguments. Output: a `Job`, or a `ConfigError` that lists every wrong
 setting with its value, what is expected, and for an unknown name the nearest known one. Settings that affect the result
-(`Job.result_fields`) are distinguished from those that affect only speed; a resumed run may change the latter.
+(`affects_result`) are distinguished from those that affect only speed; a resumed run may change the latter.
+`daskps settings` prints all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,8 +57,8 @@ def local_path(value: object) -> object:
     return named[1]
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
-LocalPath = Annotated[str, BeforeValidator(local_path)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(gt=0)]
+LocalPath = Annotated[str, BeforeValidator(local_path, json_schema_input_type=str)]
 Rate = Annotated[float, Field(gt=0)]
 # pydantic's error for a default_factory that could not run because another field is invalid. It is not reported; the
 # other error is.
@@ -67,6 +68,56 @@ NonNegative = Annotated[float, Field(ge=0)]
 # a trained model must stay readable.
 RECORDED = "recorded"
 MOST_BLOCKS = 4096  # largest number of blocks in a step; daskps.nn.architecture says why
+
+
+# Settings that affect the result; all others affect only speed. Snapshots record them (`Job.result_fields`), and
+# `daskps settings` prints them. Rows and network depend on IDENTITY: a resumed run must have the same.
+IDENTITY = (
+    *("seed", "slots", "tables", "model"),
+    *("data.hash_seed", "data.key_rule", "data.osrp"),
+    *("train.minibatch_examples", "train.block_examples", "train.sync_every"),
+    *("cluster.partitions", "cluster.partition_by"),
+)
+# They decide which examples are read and where the run ends.
+EXAMPLES_AND_END = (
+    *("data.format", "data.label", "data.weight", "data.bad_lines", "data.bad_share", "data.shuffle_window_rows"),
+    *("train.epochs", "train.early_stopping_patience", "train.best_metric"),
+)
+# They affect the result of some jobs only: in words, and as a test of a job.
+SOMETIMES: dict[str, tuple[str, Callable[[Job], bool]]] = {
+    "data.synthetic": ("with synthetic data", lambda job: job.data.format == "synthetic"),
+    "data.validation_rows": (
+        "with early stopping",
+        lambda job: job.train.early_stopping_patience > 0 and job.data.format == "synthetic",
+    ),
+    "train.batch_examples": (
+        "with early stopping between passes, or sync_every above 1",
+        lambda job: job.batches_affect_result,
+    ),
+    "train.validate_every_batches": (
+        "with early stopping between passes, or sync_every above 1",
+        lambda job: job.batches_affect_result,
+    ),
+    "cluster.nodes": ("with sync_every above 1", lambda job: job.merges_batches),
+}
+# They affect the result by what is in the files that they name. Files may move, so no snapshot compares the names.
+FILES = {
+    "data.paths": "by the examples in the files",
+    "data.validation_paths": "with early stopping, by the examples in the files",
+    "start_from": "by the rows and the network of that model",
+}
+
+
+def affects_result(path: str) -> str:
+    """Return ``yes`` or ``no``, or in words when the setting ``path.to.key`` affects the result.
+
+    A group of settings affects the result if one of its settings always does.
+    """
+    for known in (*IDENTITY, *EXAMPLES_AND_END):
+        if f"{path}.".startswith(f"{known}.") or known.startswith(f"{path}."):
+            return "yes"
+    words = {known: words for known, (words, _) in SOMETIMES.items()} | FILES
+    return next((text for known, text in words.items() if f"{path}.".startswith(f"{known}.")), "no")
 
 
 def default_block(minibatch_examples: int) -> int:
@@ -117,16 +168,27 @@ class Optimizer(Settings):
     network. A field that the kind does not use is an error.
     """
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = "adagrad"
-    learning_rate: LearningRate = 0.05
-    l2: FiniteNonNegative = 0.0  # in the network for weights, not for biases
-    clip_norm: FiniteNonNegative = 0.0  # largest norm of a row's gradient, or of the whole network's; 0: no clipping
-    epsilon: FiniteNonNegative = 1e-8  # adagrad, adam; 0 only with an initial_accumulator
-    initial_accumulator: FiniteNonNegative = 0.0  # adagrad, ftrl
-    beta1: Decay = 0.9  # adam
-    beta2: Decay = 0.999  # adam
-    l1: FiniteNonNegative = 0.0  # ftrl
-    beta: FiniteNonNegative = 1e-5  # ftrl; small because gradients are means; with single examples 1 is usual
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = Field(
+        default="adagrad", description="Rule of the update; the network learns with sgd, adagrad or adam."
+    )
+    learning_rate: LearningRate = Field(default=0.05, description="Factor of every update; above 0.")
+    l2: FiniteNonNegative = Field(default=0.0, description="L2 penalty; in the network on weights, not on biases.")
+    clip_norm: FiniteNonNegative = Field(
+        default=0.0, description="Largest norm of a row's gradient, or of the whole network's; 0: no clipping."
+    )
+    epsilon: FiniteNonNegative = Field(
+        default=1e-8, description="Adagrad and Adam: added to the divisor; 0 only with an initial_accumulator."
+    )
+    initial_accumulator: FiniteNonNegative = Field(
+        default=0.0, description="Adagrad and FTRL: the sum of squared gradients before the first one."
+    )
+    beta1: Decay = Field(default=0.9, description="Adam: decay of the mean of gradients; at least 0, below 1.")
+    beta2: Decay = Field(default=0.999, description="Adam: decay of the mean of their squares; at least 0, below 1.")
+    l1: FiniteNonNegative = Field(default=0.0, description="FTRL: L1 penalty, which makes weights exactly 0.")
+    beta: FiniteNonNegative = Field(
+        default=1e-5,
+        description="FTRL: added to the divisor; small because gradients are means. With single examples 1 is usual.",
+    )
 
     @property
     def known_fields(self) -> set[str]:
@@ -175,8 +237,12 @@ class Optimizer(Settings):
 class Initialiser(Settings):
     """Initial embeddings; they depend only on (seed, table, key)."""
 
-    kind: Literal["constant", "uniform", "normal"] = "uniform"
-    scale: Finite = 0.01  # the constant, the half-width of the interval, or the standard deviation
+    kind: Literal["constant", "uniform", "normal"] = Field(
+        default="uniform", description="Distribution of the initial values."
+    )
+    scale: Finite = Field(
+        default=0.01, description="The constant, the half-width of the interval, or the standard deviation."
+    )
 
     @pydantic.model_validator(mode="after")
     def _width(self) -> Initialiser:
@@ -188,45 +254,69 @@ class Initialiser(Settings):
 class Table(Settings):
     """Table: slots that share dimension, optimizer and initialiser."""
 
-    dimension: Annotated[int, Field(ge=1, le=256)] = 8
-    pooling: Literal["sum", "mean", "sqrtn"] = (
-        "sum"  # mean and sqrtn divide by the number of keys (its root), not by the sum of their weights
+    dimension: int = Field(default=8, ge=1, le=256, description="Numbers in an embedding.")
+    pooling: Literal["sum", "mean", "sqrtn"] = Field(
+        default="sum",
+        description="How the embeddings of a slot's keys become one vector. mean and sqrtn divide the sum by the "
+        "number of keys (its root), not by the sum of their weights.",
     )
-    optimizer: Optimizer = Optimizer()
-    initialiser: Initialiser = Initialiser()
+    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer of the rows.")
+    initialiser: Initialiser = Field(default=Initialiser(), description="Initial embeddings of new keys.")
 
 
 class Slot(Settings):
     """Feature field. Without `column`, the slot's name is also its column."""
 
-    name: str
-    column: str | None = None
-    kind: Literal["categorical", "integer", "dense", "multi"] = "categorical"
-    raw: bool = False  # integers are used as keys directly, not hashed with their slot
-    table: str = "main"
+    name: str = Field(description="Name of the slot; it is part of the hash of every key.")
+    column: str | None = Field(default=None, description="Column to read; by default the slot's name.")
+    kind: Literal["categorical", "integer", "dense", "multi"] = Field(
+        default="categorical",
+        description="categorical: one value, hashed. integer: an integer in logarithmic buckets. multi: any number of "
+        "values. dense: a number that goes to the network and has no rows.",
+    )
+    raw: bool = Field(default=False, description="Integers are used as keys directly, not hashed with their slot.")
+    table: str = Field(default="main", description="Table that has the rows of the slot's keys.")
 
 
 class SyntheticData(Settings):
     """Generated examples with a known best AUC; see daskps.data.synthetic."""
 
-    examples: PositiveInt = 1_000_000
-    slots: PositiveInt = 20
-    keys_per_bag: PositiveInt = 1
-    keys_per_slot: Annotated[int, Field(ge=1, le=2**64)] = 1_000_000
-    zipf_exponent: NonNegative = 1.05
-    dense_features: Annotated[int, Field(ge=0)] = 0
-    weight_scale: NonNegative | None = None
-    interaction_scale: NonNegative | None = None
-    drift_rows: Annotated[int, Field(ge=0)] = 0  # period in examples: every weight changes to another one and back
-    seed: int = 0
+    examples: PositiveInt = Field(default=1_000_000, description="Training examples.")
+    slots: PositiveInt = Field(default=20, description="Slots of an example.")
+    keys_per_bag: PositiveInt = Field(default=1, description="Keys of an example in each slot.")
+    keys_per_slot: int = Field(
+        default=1_000_000, ge=1, le=2**64, description="Distinct keys that a slot draws its keys from."
+    )
+    zipf_exponent: NonNegative = Field(
+        default=1.05,
+        description="The k-th most popular key has a probability proportional to k**-exponent; at most 16.",
+    )
+    dense_features: int = Field(default=0, ge=0, description="Dense features, each of mean 0 and variance 1.")
+    weight_scale: NonNegative | None = Field(
+        default=None, description="Strength of single keys in the true probability; None: the generator's own."
+    )
+    interaction_scale: NonNegative | None = Field(
+        default=None,
+        description="Strength of pairs of slots in the true probability; 0: logistic regression can reach it. "
+        "None: the generator's own.",
+    )
+    drift_rows: int = Field(
+        default=0, ge=0, description="Period in examples: every weight changes to another one and back; 0: no drift."
+    )
+    seed: int = Field(default=0, description="Seed of the generated examples.")
 
 
 class Hashing(Settings):
     """OP+OSRP: every example's keys become at most `bins` of 2 * `bins` binary features; see daskps.data.osrp."""
 
-    bins: Annotated[int, Field(ge=1, le=2**63)]
-    per_slot: bool = False  # True: each slot is hashed to features of its own; False: all slots become one slot
-    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    bins: int = Field(
+        ge=1, le=2**63, description="Bins that the keys are cut into; an example has at most one key each."
+    )
+    per_slot: bool = Field(
+        default=False,
+        description="true: each slot is hashed to features of its own. false: all slots become one slot.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the permutation and of the signs.")
 
 
 class Data(Settings):
@@ -237,25 +327,45 @@ class Data(Settings):
     error.
     """
 
-    format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"]
-    # Files, globs, directories, fsspec URLs. They are read in this order, within a glob or directory by name; a file
-    # that is named twice is read once. In a directory, names that begin with . or _ are ignored.
-    paths: tuple[str, ...] = ()
-    validation_paths: tuple[str, ...] = ()
-    validation_rows: Annotated[int, Field(ge=0)] = 0  # synthetic: number of examples after the training examples
-    synthetic: SyntheticData | None = None
-    label: Annotated[str, Field(min_length=1)] = "label"
-    weight: str | None = None  # column of example weights, in any unit: a step divides them by its largest weight
-    hash_seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-    key_rule: Annotated[int, Field(ge=1, le=KEY_RULE)] = (
-        KEY_RULE  # how values become keys (daskps.data.schema); a model keeps its rule
+    format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"] = Field(
+        description="Format of the data; criteo and synthetic need no slots."
     )
-    osrp: Hashing | None = None  # hash the keys a second time, to fewer keys
-    bad_lines: Literal["strict", "lenient"] = "strict"
-    bad_share: Annotated[float, Field(ge=0, le=1)] = 0.01  # lenient: a larger fraction of bad examples is an error
-    shuffle_window_rows: Annotated[int, Field(ge=0)] = 0  # 0 keeps the order
+    paths: tuple[str, ...] = Field(
+        default=(),
+        description="Files, globs, directories, fsspec URLs. They are read in this order, within a glob or directory "
+        "by name; a file that is named twice is read once. In a directory, names that begin with . or _ are ignored.",
+    )
+    validation_paths: tuple[str, ...] = Field(
+        default=(), description="Files of validation examples, named as in paths; not for synthetic data."
+    )
+    validation_rows: int = Field(
+        default=0, ge=0, description="Synthetic data: number of validation examples, after the training examples."
+    )
+    synthetic: SyntheticData | None = Field(default=None, description="Generated examples, for format synthetic.")
+    label: str = Field(default="label", min_length=1, description="Column of the labels.")
+    weight: str | None = Field(
+        default=None,
+        description="Column of example weights, in any unit: a step divides them by its largest weight.",
+    )
+    hash_seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the hash that turns values into keys.")
+    key_rule: int = Field(
+        default=KEY_RULE,
+        ge=1,
+        le=KEY_RULE,
+        description="Version of the rule by which values become keys (daskps.data.schema); a model keeps its rule.",
+    )
+    osrp: Hashing | None = Field(default=None, description="Second hash, OP+OSRP, of all keys to fewer keys.")
+    bad_lines: Literal["strict", "lenient"] = Field(
+        default="strict", description="strict: a bad example is an error. lenient: it is skipped and counted."
+    )
+    bad_share: float = Field(
+        default=0.01, ge=0, le=1, description="lenient: a larger fraction of bad examples is an error."
+    )
+    shuffle_window_rows: int = Field(
+        default=0, ge=0, description="Examples are shuffled within windows of so many; 0 keeps the order."
+    )
 
-    @pydantic.field_validator("paths", "validation_paths", mode="before")
+    @pydantic.field_validator("paths", "validation_paths", mode="before", json_schema_input_type=str | tuple[str, ...])
     @classmethod
     def _one_path_is_a_list(cls, value: object) -> object:
         return (value,) if isinstance(value, str | os.PathLike) else value
@@ -280,9 +390,14 @@ class Data(Settings):
 class Model(Settings):
     """Dense network over the pooled slots."""
 
-    kind: Literal["lr", "fm", "dnn", "deepfm"] = "dnn"
-    hidden: tuple[PositiveInt, ...] = (128, 64)  # dnn, deepfm
-    optimizer: Optimizer = Optimizer(kind="adagrad", learning_rate=0.05)
+    kind: Literal["lr", "fm", "dnn", "deepfm"] = Field(
+        default="dnn",
+        description="lr: logistic regression. fm: factorization machine. dnn: hidden layers. deepfm: fm and dnn added.",
+    )
+    hidden: tuple[PositiveInt, ...] = Field(default=(128, 64), description="dnn, deepfm: sizes of the hidden layers.")
+    optimizer: Optimizer = Field(
+        default=Optimizer(kind="adagrad", learning_rate=0.05), description="Optimizer of the network."
+    )
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -297,30 +412,50 @@ class Model(Settings):
 
 
 class Train(Settings):
-    """Settings of the run. Those up to `block_examples` affect the result; the others affect only speed.
+    """Settings of the run: steps, passes, batches, validations, snapshots."""
 
-    There are two exceptions: with early stopping, `validate_every_batches` and `batch_examples` decide where the run
-    may stop; with `sync_every` above 1, nodes and batches affect the result.
-    """
-
-    minibatch_examples: Annotated[int, Field(ge=1, le=2**20)] = 4096  # examples of one step, over all nodes and devices
-    epochs: PositiveInt = 1  # passes over the data; a step may have the end of one pass and the beginning of the next
-    # Stop after so many validations without improvement; 0: never stop early. Above 0, every new best validation is
-    # kept as a snapshot, and the best one is the model at the end of the run, also if the run reaches the end of data.
-    early_stopping_patience: Annotated[int, Field(ge=0)] = 0
-    best_metric: Literal["log_loss", "normalised_entropy", "auc"] = "log_loss"  # of the validation data
-    block_examples: PositiveInt = Field(  # dense layers are computed in blocks of so many examples, one block per core
-        default_factory=lambda known: default_block(known.get("minibatch_examples", 4096))
+    minibatch_examples: int = Field(
+        default=4096, ge=1, le=2**20, description="Examples of one step, over all nodes and devices."
     )
-    validate_every_batches: Annotated[int, Field(ge=0)] = 0  # 0: only after each pass
-    batch_examples: PositiveInt | None = None  # None: chosen from measured times and budgets
-    depth: Annotated[int, Field(ge=1, le=8)] = 3  # batches in flight
-    # Every run ends with a snapshot. Before that, one is made every so many minutes of the driver's clock, but not
-    # sooner than 19 times as long as the last one took; 0: none. If snapshot_every_batches is above 0, only it counts.
-    snapshot_every_minutes: NonNegative = 5.0
-    snapshot_every_batches: Annotated[int, Field(ge=0)] = 0
-    keep_snapshots: PositiveInt = 2
-    sync_every: PositiveInt = 1  # steps between merges of the nodes' replicas; above 1, nodes and batches affect it
+    epochs: PositiveInt = Field(
+        default=1,
+        description="Passes over the data; a step may have the end of one pass and the beginning of the next.",
+    )
+    early_stopping_patience: int = Field(
+        default=0,
+        ge=0,
+        description="Stop after so many validations without improvement; 0: never stop early. Above 0, every new best "
+        "validation is kept as a snapshot, and the best one is the model at the end of the run, also if the run "
+        "reaches the end of data.",
+    )
+    best_metric: Literal["log_loss", "normalised_entropy", "auc"] = Field(
+        default="log_loss", description="Metric of the validation data that early stopping compares."
+    )
+    block_examples: PositiveInt = Field(
+        default_factory=lambda known: default_block(known.get("minibatch_examples", 4096)),
+        description="Dense layers are computed in blocks of so many examples, one block per core. By default an eighth "
+        "of minibatch_examples, at least 64 and at most 1024.",
+    )
+    validate_every_batches: int = Field(
+        default=0, ge=0, description="Validate after so many batches; 0: only after each pass."
+    )
+    batch_examples: PositiveInt | None = Field(
+        default=None, description="Examples of one batch; None: chosen from measured times and budgets."
+    )
+    depth: int = Field(default=3, ge=1, le=8, description="Batches in flight.")
+    snapshot_every_minutes: NonNegative = Field(
+        default=5.0,
+        description="Minutes of the driver's clock from one snapshot to the next, but not sooner than 19 times as long "
+        "as the last one took; 0: none. Every run ends with a snapshot.",
+    )
+    snapshot_every_batches: int = Field(
+        default=0, ge=0, description="Batches from one snapshot to the next. Above 0, minutes do not count."
+    )
+    keep_snapshots: PositiveInt = Field(default=2, description="Number of newest snapshots that are kept.")
+    sync_every: PositiveInt = Field(
+        default=1,
+        description="Steps between merges of the nodes' replicas; above 1, nodes and batches affect the result.",
+    )
 
     @pydantic.model_validator(mode="after")
     def _few_blocks(self) -> Train:
@@ -338,44 +473,81 @@ class Budget(Settings):
     A job that cannot fit is an error at the start; a forecast warns if growing tables will not fit later.
     """
 
-    memory_bytes: Bytes = 2 * 1024**3
-    hbm_bytes: Bytes = 2 * 1024**3
-    disk_bytes: Bytes | None = None  # divided over tables like memory: by row bytes per example; None: all free space
+    memory_bytes: Bytes = Field(
+        default=2 * 1024**3, description="Memory of a node, beside a fixed allowance for Python and its libraries."
+    )
+    hbm_bytes: Bytes = Field(default=2 * 1024**3, description="Memory of a node's devices for the tables of batches.")
+    disk_bytes: Bytes | None = Field(
+        default=None,
+        description="Disk of a node, divided over tables like memory: by row bytes per example; None: all free space.",
+    )
 
 
 class Cluster(Settings):
     """Nodes, devices, partitions and timeouts."""
 
-    nodes: PositiveInt = 1  # above 1, each node opens a port on its Dask worker's interface during the run
-    devices: PositiveInt = 1  # per node; CPU stand-ins where there is no GPU
-    backend: Literal["auto", "cpu", "cuda"] = "auto"
-    cores: PositiveInt | None = None  # compute threads per node; None: the cores that this process may use
-    partitions: Annotated[int, Field(ge=1, le=4096)] = 8  # partitions (folders) per table; at least one per node
-    partition_by: Literal["hash", "modulo"] = "hash"
-    lru_share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # LRU list's fraction of the cache; the rest is the LFU list
-    wait_seconds: Rate = 300.0  # longest wait for a peer, or for a lock that another process holds
-    protocol: Literal["auto", "tcp", "tls", "ucx"] = "auto"  # between nodes; auto: that of the workers. ucx: not tested
-    restarts: Annotated[int, Field(ge=0)] = 3  # how often a run goes back to a snapshot; each new snapshot resets it
-    idle_devices: Literal["refuse", "accept"] = "refuse"  # for a new model, if some devices would never get an example
-    check_replicas: bool = False  # all holders of a row send its hash for the owner to compare
+    nodes: PositiveInt = Field(
+        default=1,
+        description="Nodes of the run. Above 1, each opens a port on its Dask worker's interface during the run.",
+    )
+    devices: PositiveInt = Field(default=1, description="Devices per node; CPU stand-ins where there is no GPU.")
+    backend: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Kind of the devices; auto: GPUs where there are any."
+    )
+    cores: PositiveInt | None = Field(
+        default=None, description="Compute threads per node; None: the cores that this process may use."
+    )
+    partitions: int = Field(
+        default=8,
+        ge=1,
+        le=4096,
+        description="Partitions (folders) per table; at least one per node. Fixed when a model is made.",
+    )
+    partition_by: Literal["hash", "modulo"] = Field(
+        default="hash", description="How a key's partition is found: by a hash of the key, or by its remainder."
+    )
+    lru_share: float = Field(
+        default=0.5, gt=0, lt=1, description="LRU list's fraction of the cache; the rest is the LFU list."
+    )
+    wait_seconds: Rate = Field(
+        default=300.0, description="Longest wait for a peer, or for a lock that another process holds."
+    )
+    protocol: Literal["auto", "tcp", "tls", "ucx"] = Field(
+        default="auto", description="Protocol between nodes; auto: that of the workers. ucx is not tested."
+    )
+    restarts: int = Field(
+        default=3, ge=0, description="How often a run goes back to a snapshot; each new snapshot resets the count."
+    )
+    idle_devices: Literal["refuse", "accept"] = Field(
+        default="refuse", description="What happens to a new model if some devices would never get an example."
+    )
+    check_replicas: bool = Field(
+        default=False, description="All holders of a row send its hash for the owner to compare."
+    )
 
 
 class Job(Settings):
     """All settings of a run."""
 
-    data: Data
-    out: LocalPath = "runs/model"  # directory of the model: a path, not a URL
-    start_from: LocalPath | None = (
-        None  # directory of another model: the new model begins with its rows and network, at example 0 of the data
+    data: Data = Field(description="Source of examples.")
+    out: LocalPath = Field(default="runs/model", description="Directory of the model: a path, not a URL.")
+    start_from: LocalPath | None = Field(
+        default=None,
+        description="Directory of another model: the new model begins with its rows and network, at example 0 of the "
+        "data.",
     )
-    name: str = "model"
-    seed: int = 0
-    slots: tuple[Slot, ...] = ()  # empty: the slots of the format itself (criteo, synthetic)
-    tables: dict[str, Table] = Field(default_factory=lambda: {"main": Table()})
-    model: Model = Model()
-    train: Train = Train()
-    budget: Budget = Budget()
-    cluster: Cluster = Cluster()
+    name: str = Field(default="model", description="Name of the model in reports.")
+    seed: int = Field(default=0, description="Seed of initial rows, of the initial network and of the shuffling.")
+    slots: tuple[Slot, ...] = Field(
+        default=(), description="Features to learn from; empty: the slots of the format itself (criteo, synthetic)."
+    )
+    tables: dict[str, Table] = Field(
+        default_factory=lambda: {"main": Table()}, description="Tables by name; the name is that of the table's folder."
+    )
+    model: Model = Field(default=Model(), description="Dense network over the pooled slots.")
+    train: Train = Field(default=Train(), description="Steps, passes, batches, validations, snapshots.")
+    budget: Budget = Field(default=Budget(), description="Upper bounds of what a node uses.")
+    cluster: Cluster = Field(default=Cluster(), description="Nodes, devices, partitions and timeouts.")
 
     @pydantic.model_validator(mode="after")
     def _holds_together(self) -> Job:
@@ -456,27 +628,23 @@ class Job(Settings):
 
     def identity_fields(self) -> dict[str, Any]:
         """Return the settings that rows and network depend on, as JSON values: a resumed run must have the same."""
-        plain = self.model_dump(mode="json")
-        return {name: plain[name] for name in ("seed", "slots", "tables", "model")} | {
-            "data": {name: plain["data"][name] for name in ("hash_seed", "key_rule", "osrp")},
-            "train": {name: plain["train"][name] for name in ("minibatch_examples", "block_examples", "sync_every")},
-            "cluster": {name: plain["cluster"][name] for name in ("partitions", "partition_by")},
-        }
+        return self._fields(IDENTITY)
 
     def result_fields(self) -> dict[str, Any]:
         """Return all settings that affect the result, as JSON values: model, data, and end of the run."""
-        plain, fields = self.model_dump(mode="json"), self.identity_fields()
-        data = ["format", "label", "weight", "bad_lines", "bad_share", "shuffle_window_rows"]
-        data += ["synthetic"] if self.data.format == "synthetic" else []
-        train = ["epochs", "early_stopping_patience", "best_metric"]
-        if self.train.early_stopping_patience and self.data.format == "synthetic":
-            data.append("validation_rows")  # validations decide where the run stops
-        if self.batches_affect_result:
-            train += ["batch_examples", "validate_every_batches"]
-        if self.merges_batches:
-            fields["cluster"]["nodes"] = plain["cluster"]["nodes"]
-        fields["data"] |= {name: plain["data"][name] for name in data}
-        fields["train"] |= {name: plain["train"][name] for name in train}
+        sometimes = (path for path, (_, affects) in SOMETIMES.items() if affects(self))
+        return self._fields((*IDENTITY, *EXAMPLES_AND_END, *sometimes))
+
+    def _fields(self, paths: Iterable[str]) -> dict[str, Any]:
+        """Return the settings at ``name`` or ``group.name``, as JSON values."""
+        plain = self.model_dump(mode="json")
+        fields: dict[str, Any] = {}
+        for path in paths:
+            group, _, name = path.partition(".")
+            if name:
+                fields.setdefault(group, {})[name] = plain[group][name]
+            else:
+                fields[group] = plain[group]
         return fields
 
 

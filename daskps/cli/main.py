@@ -14,6 +14,7 @@ from daskps.cli.export import export
 from daskps.cli.inspect import inspect
 from daskps.cli.plan import plan_command
 from daskps.cli.predict import predict
+from daskps.cli.settings import settings
 from daskps.cli.snapshots import snapshots
 from daskps.cli.synth import synth
 from daskps.cli.train import train
@@ -57,7 +58,20 @@ def main() -> None:
     """Train and use CTR models whose embedding tables are far larger than memory, as a dataflow on Dask."""
 
 
-for command in (train, evaluate, predict, export, inspect, verify, compact, snapshots, synth, plan_command, bench):
+for command in (
+    train,
+    evaluate,
+    predict,
+    export,
+    inspect,
+    verify,
+    compact,
+    snapshots,
+    settings,
+    synth,
+    plan_command,
+    bench,
+):
     main.add_command(command)
 
 ps = Group("ps", main.commands, help=main.help, epilog=EPILOG.replace("daskps ", "dask ps "))
