@@ -530,5 +530,5 @@ class Cache:
         return slots[:count]
 
     def mark_stored(self, slots: Slots) -> None:
-        """Mark rows as equal to what the store has: neither dirty nor pending."""
+        """Mark rows that are still pending as equal to what the store has: neither dirty nor pending."""
         library().mem_mark_stored(entries=self.entries, slots=slots, n=len(slots))

@@ -4,13 +4,15 @@ The size of the cache never changes the result of training.
 
 Input: pulls and pushes of whole working sets, by batch and node. Output: the `PullReply` values that have become ready,
 and snapshots prepared in the store. This module has no threads, clocks or sockets, so a test can simulate any number of
-nodes: the caller uses a `MemPS` from one thread at a time and sends the deliveries to their nodes.
+nodes: the caller uses a `MemPS` from one thread at a time, sends the deliveries to their nodes, and may write pieces of
+a snapshot on another thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -67,63 +69,105 @@ def in_reading_order(store: RowStore, keys: Keys, positions: npt.NDArray[np.uint
         part[:] = part[order(keys[part])]
 
 
+class SnapshotPiece:
+    """Work for a snapshot that may run on any thread while MEM-PS serves requests: an append, or the store's `prepare`.
+
+    Only the first call does the work; a second one waits for it. A call that raised may be repeated.
+    """
+
+    def __init__(self, work: Callable[[], object], slots: Slots | None = None) -> None:
+        self.slots = slots  # entries whose rows are appended; None for `prepare`, the last piece
+        self._work: Callable[[], object] | None = work
+        self._lock = Lock()
+
+    def __call__(self) -> None:
+        """Do the work, unless it is done."""
+        with self._lock:
+            if self._work is not None:
+                self._work()
+                self._work = None
+
+
 class SnapshotWriter:
     """The writer of one snapshot, which copies dirty rows to the store in pieces while training goes on.
 
-    `keys` and `rows` are the buffer for one piece; it is part of the memory budget.
+    `keys` and `rows` are the buffers, part of the memory budget: one half is written to the store while the other one
+    is filled. The rows of a piece stay dirty in the cache until it is written. Pieces and evictions may append the same
+    row: no row pushed after the snapshot began is appended before the store has prepared it, so both are equal.
     """
 
     def __init__(self, snapshot_id: str, cache: Cache, store: RowStore, keys: Keys, rows: Floats) -> None:
         self.snapshot_id = snapshot_id
-        self.written_rows = 0
-        self.copied_rows = 0
-        self._cache, self._store, self._keys, self._rows = cache, store, keys, rows
-        self._count = 0  # rows in the buffer that were copied before a push replaced them in the cache
-        self._cursor = 0  # entries below this one have no pending row
+        self.prepared = False
+        self._cache, self._store = cache, store
+        middle = len(keys) // 2
+        self._filling = keys[middle:], rows[middle:]
+        self._spare = keys[:middle], rows[:middle]  # being written, or free
+        self._count = 0  # rows in `_filling` that were copied before a push replaced them in the cache
+        self._cursor = 0  # entries below this one have no pending row, but for those of `piece`
+        self.piece: SnapshotPiece | None = None  # returned by `next_piece`, not yet reported as written
         cache.mark_pending()
         cache.flushing = True
 
-    def step(self) -> bool:
-        """Write one piece. Returns True when the store has prepared the snapshot."""
-        room = len(self._keys) - self._count
-        slots = self._cache.list_pending(self._cursor, room)
-        self._write(slots)
-        if len(slots) == room:
-            self._cursor = int(slots[-1]) + 1 if room else self._cursor
-            return False
-        self._store.prepare(self.snapshot_id)
-        self._cache.flushing = False
-        return True
+    def next_piece(self) -> SnapshotPiece:
+        """Return the next piece to write; the same one again until it is reported as written."""
+        if self.piece is None:
+            if not len(self._filling[0]):  # one row of buffer in all
+                self._filling, self._spare = self._spare, self._filling
+            slots = self._cache.list_pending(self._cursor, len(self._filling[0]) - self._count)
+            stop = self._gather(slots)
+            if stop:
+                keys, rows = self._filling[0][:stop], self._filling[1][:stop]
+                self.piece = SnapshotPiece(lambda: self._store.append(keys, rows), slots)
+                self._filling, self._spare = self._spare, self._filling
+                self._count = 0
+                self._cursor = int(slots[-1]) + 1 if len(slots) else self._cursor
+            else:
+                self.piece = SnapshotPiece(lambda: self._store.prepare(self.snapshot_id))
+        return self.piece
+
+    def written(self, piece: SnapshotPiece) -> None:
+        """Take note that a piece is written. Does nothing if that was noted before."""
+        if piece is not self.piece:
+            return
+        self.piece = None
+        if piece.slots is not None:
+            self._cache.mark_stored(piece.slots)
+        else:
+            self._cache.flushing, self.prepared = False, True
 
     def save(self, slots: Slots) -> None:
         """Copy those of the rows that the snapshot still needs, before a push overwrites them (copy on write)."""
         pending = self._cache.select(slots, DIRTY | PENDING)
         while len(pending):
-            if self._count == len(self._keys):
-                self._write(pending[:0])
-            run = pending[: len(self._keys) - self._count]
-            self._gather(run)
-            self._count += len(run)
-            self.copied_rows += len(run)
+            if self._count == len(self._filling[0]):
+                self._write_copies()
+            run = pending[: len(self._filling[0]) - self._count]
+            self._count = self._gather(run)
             pending = pending[len(run) :]
 
     def look_again(self) -> None:
-        """Search from the first entry again, because rows have moved to other entries."""
+        """Search from the first entry again, because rows have moved to other entries. No piece may be unfinished."""
         self._cursor = 0
 
     def _gather(self, slots: Slots) -> int:
+        """Copy rows behind those in the buffer that is being filled; return how many it has then."""
+        keys, rows = self._filling
         stop = self._count + len(slots)
-        self._cache.gather(slots, self._rows[self._count : stop], self._keys[self._count : stop])
+        self._cache.gather(slots, rows[self._count : stop], keys[self._count : stop])
         return stop
 
-    def _write(self, slots: Slots) -> None:
-        """Append the copied rows and the rows of `slots` to the store, in one call."""
-        stop = self._gather(slots)
-        if stop:
-            self._store.append(self._keys[:stop], self._rows[:stop])
-        self._cache.mark_stored(slots)
-        self.written_rows += stop
-        self._count = 0
+    def _write_copies(self) -> None:
+        """Empty the buffer that is being filled: append what it has, or take the other one if it has no room at all."""
+        keys, rows = self._filling
+        if self._count:
+            self._store.append(keys[: self._count], rows[: self._count])
+            self._count = 0
+        else:
+            if self.piece is not None:  # it has the other buffer
+                self.piece()
+                self.written(self.piece)
+            self._filling, self._spare = self._spare, self._filling
 
 
 EVICT_SHIFT = 6  # evict at least 1/64 (2^-6) of the cache at once, so that writes are long
@@ -238,6 +282,7 @@ class CachedStore:
             rows = max(floor, rows - max(1, short // self.budget.freed_row_bytes))
         if rows >= before:
             return None
+        self._finish_piece()
         self._make_room(before - rows, counters)
         moved = self.cache.shrink(rows)
         if self.snapshot is not None:
@@ -274,19 +319,31 @@ class CachedStore:
             out[positions] = self._load(keys[positions])[0]
 
     def begin_snapshot(self, snapshot_id: str) -> None:
-        """Begin to write the rows as they are now as snapshot `snapshot_id`; `step_snapshot` writes the pieces."""
+        """Begin to write the rows as they are now as snapshot `snapshot_id`; `next_piece` has the pieces."""
         self.snapshot = SnapshotWriter(snapshot_id, self.cache, self.store, self._copy_keys, self._copies)
 
-    def step_snapshot(self) -> bool:
-        """Write one piece of the snapshot, if there is one. Returns True when nothing is left to do."""
-        if self.snapshot is not None and self.snapshot.step():
-            self.snapshot = None
-        return self.snapshot is None
+    def next_piece(self) -> SnapshotPiece | None:
+        """Return the next piece of the snapshot to write, None if there is nothing left to write."""
+        return None if self.snapshot is None else self.snapshot.next_piece()
+
+    def piece_written(self, piece: SnapshotPiece) -> None:
+        """Take note that a piece of the snapshot is written."""
+        if self.snapshot is not None:
+            self.snapshot.written(piece)
+            if self.snapshot.prepared:
+                self.snapshot = None
+
+    def _finish_piece(self) -> None:
+        """Write the piece that another thread has, or wait until that thread has written it."""
+        if self.snapshot is not None and (piece := self.snapshot.piece) is not None:
+            piece()
+            self.piece_written(piece)
 
     def finish_snapshot(self) -> None:
         """Write the rest of the snapshot."""
-        while not self.step_snapshot():
-            pass
+        while (piece := self.next_piece()) is not None:
+            piece()
+            self.piece_written(piece)
 
 
 MAX_NODES = 64  # the holders of a key are the bits of one 64-bit word
@@ -606,14 +663,30 @@ class MemPS:
             self._rows.begin_snapshot(snapshot_id)
             self._planned = None
 
+    def next_piece(self) -> SnapshotPiece | None:
+        """Return the next piece of the snapshot to write, None if no snapshot has begun or nothing of it is left.
+
+        Call it on any thread, meanwhile serve requests, then report it with `piece_written`.
+        """
+        return self._rows.next_piece()
+
+    def piece_written(self, piece: SnapshotPiece) -> None:
+        """Take note that a piece is written. The store's index may have grown, so the cache may shrink."""
+        self._rows.piece_written(piece)
+        self._shrink_for_index(self._carried)
+
     def flush_step(self) -> bool:
         """Write one piece of the snapshot, if it has begun.
 
         Returns True when the store has prepared it, or if there is none.
         """
-        done = self._rows.step_snapshot()
-        self._shrink_for_index(self._carried)
-        return done and self._planned is None
+        piece = self.next_piece()
+        if piece is not None:
+            piece()
+            self.piece_written(piece)
+        else:
+            self._shrink_for_index(self._carried)
+        return not self.flushing
 
     def flush_finish(self) -> None:
         """Write the rest of the snapshot, which must have begun already."""

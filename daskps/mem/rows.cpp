@@ -110,8 +110,9 @@ NATIVE(int64_t, mem_list_pending, const void* entries, int64_t first, int64_t la
     return count;
 }
 
-// The rows of these slots are in the store as they are here.
+// The rows of these slots are in the store, unless they were pushed or removed since they were listed as pending.
 NATIVE(void, mem_mark_stored, void* entries, const uint32_t* slots, int64_t n) {
     Entry* table = (Entry*)entries;
-    for (int64_t i = 0; i < n; ++i) table[slots[i]].flags &= (uint8_t)~(DIRTY | PENDING);
+    for (int64_t i = 0; i < n; ++i)
+        if (table[slots[i]].flags & PENDING) table[slots[i]].flags &= (uint8_t)~(DIRTY | PENDING);
 }

@@ -1,7 +1,8 @@
 """A node's link to its peers, as the stages use it: blocking calls from any thread.
 
 Input: pulls, pushes and gradient sums of this node. Output: the answers of its peers. The link owns the node's event
-loop, its connections, the owner's thread (the only one that uses MEM-PS) and the two threads that copy rows.
+loop, its connections, the owner's thread (the only one that uses MEM-PS), the thread that writes snapshots and the two
+threads that copy rows.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ class Peers:
         first_batch: int,
         check_replicas: bool = False,
         aside: Work = client.at_once,
+        write: Work = client.at_once,
     ) -> None:
         """Start to serve `tables`.
 
-        `work` runs the calls of MEM-PS, one after the other; `aside` runs the copying of rows away from the event loop.
+        `work` runs the calls of MEM-PS, one after the other; `aside` runs the copying of rows away from the event loop,
+        `write` the writing of snapshots.
         """
         self.session = Session(member, network)
         self.partition = partition
-        self.owner = Owner(self.session, tables, work, first_batch)
+        self.owner = Owner(self.session, tables, work, write, first_batch)
         self._check_replicas = check_replicas
         self._aside = aside
         self._buffers = Buffers()
@@ -167,6 +170,7 @@ class Link:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner", initializer=lower_thread_priority)
         # Two threads, so that a pull and a push can copy at the same time.
         self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy", initializer=lower_thread_priority)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="daskps-snapshot", initializer=lower_thread_priority)
         self._peers: Peers | None = None
         self.busy_seconds = 0.0  # time that MEM-PS has worked on this node, for requests of any node
         self.address = "" if alone else self._loop.run(self._transport.start(wire.listen_on, wire.listen_args))
@@ -199,6 +203,7 @@ class Link:
                 first_batch=first_batch,
                 check_replicas=check_replicas,
                 aside=self._aside,
+                write=self._write,
             )
             peers.session.on_failure(failed)
             if member.nodes > 1:
@@ -214,6 +219,10 @@ class Link:
     async def _aside(self, call: Callable[[], Any]) -> Any:
         """Run a copy of rows in one of the copy threads."""
         return await asyncio.get_running_loop().run_in_executor(self._copies, call)
+
+    async def _write(self, call: Callable[[], Any]) -> Any:
+        """Write a piece of a snapshot in the thread for that."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call)
 
     def _timed(self, call: Callable[[], Any]) -> Any:
         """Run a call and add its time to `busy_seconds`."""
@@ -311,6 +320,7 @@ class Link:
         self._loop.run(end())
         self._thread.shutdown(wait=True)
         self._copies.shutdown(wait=True)
+        self._writer.shutdown(wait=True)
         self._loop.close()
 
 

@@ -1,8 +1,8 @@
 """The owner's side of pull and push: pass the requests of all nodes for this node's rows to MEM-PS, in batch order.
 
 Input: pull, push and lookup messages of all nodes, in any order. Output: rows (at once, or deferred until the earlier
-batch has pushed them) and prepared snapshots. `work` runs the calls of MEM-PS in its thread, one at a time; this module
-only moves bytes.
+batch has pushed them) and prepared snapshots. `work` runs the calls of MEM-PS in its thread, one at a time; `write`
+writes the pieces of snapshots in another one. This module only moves bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from daskps.errors import DaskpsError, ProtocolError, StaleError, TrainingError
 from daskps.mem.cache import PullReply
+from daskps.mem.memps import SnapshotPiece
 from daskps.types import Floats, Keys
 from daskps.wire.message import Message
 from daskps.wire.session import Session
@@ -30,7 +32,8 @@ class Rows(Protocol):
     def push(self, keys: Keys, rows: Floats, batch: int, node: int) -> Iterable[PullReply]: ...
     def lookup(self, keys: Keys) -> Floats: ...
     def flush_begin(self, batch: int, snapshot_id: str) -> None: ...
-    def flush_step(self) -> bool: ...
+    def next_piece(self) -> SnapshotPiece | None: ...
+    def piece_written(self, piece: SnapshotPiece) -> None: ...
 
 
 @dataclass(slots=True)
@@ -74,18 +77,18 @@ class _Queue:
 class TableOwner:
     """Server of one table's partitions on this node."""
 
-    def __init__(self, session: Session, table: str, rows: Rows, work: Work, first_batch: int) -> None:
+    def __init__(self, session: Session, table: str, rows: Rows, work: Work, write: Work, first_batch: int) -> None:
         self._session = session
         self._table = table
         self._rows = rows
-        self._work = work
+        self._work, self._write = work, write
         self._pulls = _Queue(first_batch, session.nodes)
         self._pushes = _Queue(first_batch, session.nodes)
         self._lookups: list[Message] = []
         self._late_sent: dict[tuple[int, int], int] = {}  # by (node, batch): messages with deferred rows sent so far
         self._replicas: list[tuple[int, Keys, Keys]] = []  # node, keys, hashes
         self._prepared: dict[str, asyncio.Future[None]] = {}
-        self._flushing = ""  # id of the snapshot that is being written
+        self._snapshots: asyncio.Queue[str] = asyncio.Queue()  # ids of snapshots that have begun: one at most
         self._wake = asyncio.Event()
 
     def take(self, message: Message) -> None:
@@ -97,10 +100,7 @@ class TableOwner:
         self._wake.set()
 
     async def serve(self) -> None:
-        """Serve until cancelled. Pushes go first, because they unpin rows and complete deferred ones.
-
-        A snapshot is written in pieces between the requests.
-        """
+        """Serve until cancelled. Pushes go first, because they unpin rows and complete deferred ones."""
         while True:
             if push := self._pushes.next():
                 await self._push(push)
@@ -108,11 +108,24 @@ class TableOwner:
                 await self._pull(pull)
             elif lookup := self._ready_lookup():
                 await self._lookup(lookup)
-            elif not self._flushing:
+            else:
                 self._wake.clear()
                 await self._wake.wait()
-            if self._flushing:
-                await self._flush_piece()
+
+    async def write_snapshots(self) -> None:
+        """Write snapshots until cancelled, while requests are served.
+
+        Between two requests the thread of MEM-PS collects the rows of a piece; writing them would keep it too long.
+        """
+        while True:
+            snapshot = await self._snapshots.get()
+            while (piece := await self._work(self._rows.next_piece)) is not None:
+                await self._write(piece)
+                await self._work(partial(self._rows.piece_written, piece))
+            prepared = self.prepared(snapshot)
+            if not prepared.done():  # it is done already if the run has failed
+                prepared.set_result(None)
+            self._snapshots.task_done()
 
     def prepared(self, snapshot: str) -> asyncio.Future[None]:
         """Return a future that is done when `snapshot` is prepared here.
@@ -140,17 +153,9 @@ class TableOwner:
         if self._pushes.done():
             self._compare(message.batch)
             if message.note:
-                while self._flushing:  # one snapshot at a time
-                    await self._flush_piece()
+                await self._snapshots.join()  # one snapshot at a time
                 await self._work(lambda: self._rows.flush_begin(message.batch, message.note))
-                self._flushing = message.note
-
-    async def _flush_piece(self) -> None:
-        if await self._work(self._rows.flush_step):
-            prepared = self.prepared(self._flushing)
-            if not prepared.done():  # it is done already if the run has failed
-                prepared.set_result(None)
-            self._flushing = ""
+                self._snapshots.put_nowait(message.note)
 
     async def _lookup(self, message: Message) -> None:
         found = await self._work(lambda: self._rows.lookup(message.arrays[0]))
@@ -215,14 +220,18 @@ class TableOwner:
 
 
 class Owner:
-    """Server of all tables of a node: one asyncio task per table."""
+    """Server of all tables of a node: two asyncio tasks per table, for requests and for snapshots."""
 
-    def __init__(self, session: Session, tables: Mapping[str, Rows], work: Work, first_batch: int) -> None:
+    def __init__(self, session: Session, tables: Mapping[str, Rows], work: Work, write: Work, first_batch: int) -> None:
         self._session = session
         self.tables = {
-            name: TableOwner(session, name, rows, work, first_batch) for name, rows in sorted(tables.items())
+            name: TableOwner(session, name, rows, work, write, first_batch) for name, rows in sorted(tables.items())
         }
-        self._tasks = [asyncio.create_task(self._guard(owner)) for owner in self.tables.values()]
+        self._tasks = [
+            asyncio.create_task(self._guard(run))
+            for owner in self.tables.values()
+            for run in (owner.serve, owner.write_snapshots)
+        ]
         for kind in ("pull", "push", "lookup"):
             session.handle(kind, self._take)
 
@@ -245,10 +254,10 @@ class Owner:
             raise ProtocolError(f"node {message.sender} asks for table {message.table!r}; there are {known}")
         owner.take(message)
 
-    async def _guard(self, owner: TableOwner) -> None:
-        """Serve a table; an error of it ends the run on all nodes."""
+    async def _guard(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a task of a table; an error of it ends the run on all nodes."""
         try:
-            await owner.serve()
+            await run()
         except DaskpsError as error:
             self._session.fail(error)
         except Exception as error:

@@ -12,6 +12,7 @@ from memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError
 from daskps.mem import MemPS
+from daskps.mem.memps import SnapshotPiece
 
 POOL = ComputePool(1)
 KEY = st.integers(0, 39).map(lambda i: (i * 0x9E3779B97F4A7C15) % 2**64) | st.sampled_from([0, 2**64 - 1, 2**63])
@@ -38,6 +39,7 @@ class OneNode(RuleBasedStateMachine):
 
     def open_on(self, store: MemoryStore) -> None:
         self.store = store
+        self.piece: SnapshotPiece | None = None  # what another thread has
         self.ps = MemPS(
             layout=layout(self.width),
             store=store,
@@ -147,6 +149,18 @@ class OneNode(RuleBasedStateMachine):
     @rule()
     def step_flush(self) -> None:
         self.ps.flush_step()
+
+    @rule(write=st.booleans())
+    def take_a_piece_to_another_thread(self, write: bool) -> None:
+        self.piece = self.ps.next_piece() or self.piece
+        if write and self.piece is not None:
+            self.piece()
+
+    @precondition(lambda self: self.piece is not None)
+    @rule()
+    def report_the_piece(self) -> None:
+        self.piece()
+        self.ps.piece_written(self.piece)
 
     @rule()
     def finish_flush(self) -> None:

@@ -122,3 +122,43 @@ def test_a_store_that_fails_can_be_asked_again(store, ps, monkeypatch) -> None:
     monkeypatch.undo()
     ps.flush_finish()
     assert values(store.snapshots["zero"]) == dict.fromkeys(range(ROWS), 0.0)
+
+
+def test_pushes_and_evictions_while_another_thread_has_a_piece_do_not_change_the_snapshot(store, ps) -> None:
+    train(ps, KEYS, 0)
+    ps.flush_begin(0, "zero")
+    piece = ps.next_piece()
+    assert piece is not None
+    train(ps, KEYS, 1)  # replaces the rows of the piece in the cache before they are written
+    piece()
+    ps.piece_written(piece)
+    ps.flush_finish()
+    assert values(store.snapshots["zero"]) == dict.fromkeys(range(ROWS), 0.0)
+    ps.flush(1, "one")
+    assert values(store.snapshots["one"]) == dict.fromkeys(range(ROWS), 1.0)
+
+
+def test_a_row_that_takes_the_entry_of_an_evicted_one_is_not_taken_for_stored(store, ps) -> None:
+    train(ps, KEYS, 0)
+    ps.flush_begin(0, "zero")
+    piece = ps.next_piece()
+    others = np.arange(2000, 2000 + ROWS // 2, dtype=np.uint64)
+    train(ps, others, 1)  # evicts half of the rows, also of the piece, and takes their entries
+    piece()
+    ps.piece_written(piece)
+    ps.flush_finish()
+    ps.flush(1, "one")
+    assert values(store.snapshots["one"]) == dict.fromkeys(range(ROWS), 0.0) | dict.fromkeys(others.tolist(), 1.0)
+
+
+def test_a_batch_that_needs_room_waits_for_the_piece_that_another_thread_writes(store, ps) -> None:
+    train(ps, KEYS, 0)
+    ps.flush_begin(0, "zero")
+    piece = ps.next_piece()
+    train(ps, KEYS, 1)
+    train(ps, KEYS + np.uint64(1000), 2)  # finishes the snapshot
+    before = store.appended_rows
+    piece()
+    ps.piece_written(piece)
+    assert (ps.next_piece(), store.appended_rows) == (None, before)
+    assert values(store.snapshots["zero"]) == dict.fromkeys(range(ROWS), 0.0)

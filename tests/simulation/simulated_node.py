@@ -133,6 +133,7 @@ class SimNode:
             *(member, self, self.rows, self.partition, self.work),
             first_batch=self.start.batch + 1,
             check_replicas=self.world.schedule.check_replicas,
+            write=self.write,
         )
         self.worker.tasks |= dict.fromkeys(self.peers.owner._tasks)
         for sender, message in self.early:
@@ -149,6 +150,12 @@ class SimNode:
             await sleep(self.world.delay() / 4)
             self._check()
             return call()
+
+    async def write(self, call: Callable[[], Any]) -> Any:
+        """The thread that writes snapshots: takes a while, beside the owner's."""
+        await sleep(self.world.delay() / 4)
+        self._check()
+        return call()
 
     def _check(self) -> None:
         if self._closed:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from daskps.device.pool import ComputePool
-from daskps.errors import LockedError, StoreError
+from daskps.errors import LockedError, SnapshotError, StoreError
 from daskps.node.tables import open_rows
 from daskps.ssd import Options, TableStore, recovery
 from daskps.ssd.files import LocalFiles
@@ -56,6 +56,8 @@ class SimulatedPartition:
     def open(self, snapshot: str, digest: str = "") -> None:
         """Take up the rows of a snapshot. A writer that died may have left it without saying that it is confirmed."""
         state = "confirmed" if snapshot in self.confirmed() else "prepared"
+        if state == "prepared" and snapshot not in self.prepared():
+            raise SnapshotError(f"{self.url} has no snapshot {snapshot}")
         content = self._files.read(f"{self.url}/{snapshot}.{state}")
         part: Any = SimulatedPart(snapshot, content)
         files: Any = self

@@ -36,15 +36,15 @@ class Rows:
 
     def flush_begin(self, batch: int, snapshot_id: str) -> None: ...
 
-    def flush_step(self) -> bool:
-        return True
+    def next_piece(self) -> None:
+        return None
 
 
 def serving(play: Callable[[Session, Owner], Awaitable[Any]], error: Exception | None = None) -> Any:
     """What comes of `play` on node 0 of two, which owns table "t" from batch 3 on."""
 
     async def main(session: Session) -> Any:
-        owner = Owner(session, {"t": Rows(error)}, at_once, 3)
+        owner = Owner(session, {"t": Rows(error)}, at_once, at_once, 3)
         try:
             return await play(session, owner)
         finally:
