@@ -15,7 +15,7 @@ import pytest
 
 import daskps
 from daskps.view.settings import settings_text
-from tests.cli.conftest import Run
+from tests.cli.helpers import Run
 
 Json = Callable[..., Any]
 

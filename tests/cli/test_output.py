@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from daskps.storage.output import whole
-from tests.cli.conftest import Run
+from tests.cli.helpers import Run
 
 # Says so and waits when a part of the output is written: a row group, or, of NumPy files, the tables.
 HALT = """

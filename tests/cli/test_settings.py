@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from daskps.config import affects_result, make_job
-from tests.cli.conftest import JOB, Run
+from tests.cli.helpers import JOB, Run
 
 Json = Callable[..., Any]
 PIPELINES = Path(__file__).parents[2] / "pipelines"

@@ -24,7 +24,7 @@ from daskps.cli.train import lines
 from daskps.errors import ArgumentError, ConfigError
 from daskps.reports import Progress, Validation
 from daskps.storage.record import read_record
-from tests.cli.conftest import Run
+from tests.cli.helpers import Run
 
 Json = Callable[..., Any]
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from text_twins import BadLineError, Row, expect
 
 from daskps.data.bad import REASONS, BadRowPolicy
 from daskps.data.reader import Source
 from daskps.device.pool import ComputePool
 from daskps.errors import DataError
+from tests.data.text_twins import BadLineError, Row, expect
 
 LENIENT = BadRowPolicy("lenient", max_share=1.0)
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from criteo_rows import criteo_text
 
 from daskps.data.bad import BadRowPolicy
 from daskps.data.delimited import criteo
@@ -12,6 +11,7 @@ from daskps.data.reader import Reader, Source
 from daskps.data.schema import criteo_schema
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
+from tests.data.criteo_rows import criteo_text
 
 
 def opened(folder: Path, text: bytes, pool: ComputePool, **policy: float) -> Reader:

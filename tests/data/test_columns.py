@@ -12,7 +12,6 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_twins import Row, expect, log_squared, respelled, seed_of
 
 from daskps.data.bad import BadRowPolicy
 from daskps.data.parquet import Parquet
@@ -21,6 +20,7 @@ from daskps.data.schema import Dense, Schema, Slot
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
+from tests.data.text_twins import Row, expect, log_squared, respelled, seed_of
 
 LENIENT = BadRowPolicy("lenient", max_share=1.0)
 TEXT_TYPES = [

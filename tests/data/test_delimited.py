@@ -3,11 +3,8 @@
 from pathlib import Path
 
 import pytest
-from criteo_rows import criteo_text
-from file_checks import check
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from text_twins import BadLineError, Row, delimited_row, lines_of
 
 from daskps.data.delimited import Delimited, criteo
 from daskps.data.reader import Source
@@ -15,6 +12,9 @@ from daskps.data.schema import CRITEO_COLUMNS, Dense, Schema, Slot, criteo_schem
 from daskps.data.text import _MAGIC
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
+from tests.data.criteo_rows import criteo_text
+from tests.data.file_checks import check
+from tests.data.text_twins import BadLineError, Row, delimited_row, lines_of
 
 EVERY_KIND = Schema(
     slots=(

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from criteo_rows import criteo_text
 
 from daskps.data.delimited import criteo
 from daskps.data.files import list_files
@@ -20,6 +19,7 @@ from daskps.data.schema import Schema, Slot, criteo_schema
 from daskps.device.pool import ComputePool
 from daskps.errors import DataError
 from daskps.types import Batch
+from tests.data.criteo_rows import criteo_text
 
 
 def compress(text: bytes, kind: str) -> bytes:

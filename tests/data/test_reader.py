@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from criteo_rows import criteo_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from daskps.data.tokens import Tokens
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, DataError
 from daskps.types import Batch
+from tests.data.criteo_rows import criteo_text
 
 ROWS = 500
 

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from criteo_rows import criteo_text
 
 from daskps.data.delimited import criteo
 from daskps.data.format import RowIndex
@@ -12,6 +11,7 @@ from daskps.data.reader import Source
 from daskps.data.schema import criteo_schema
 from daskps.device.pool import ComputePool
 from daskps.errors import DataError
+from tests.data.criteo_rows import criteo_text
 
 
 def source_of(folder: Path) -> Source:

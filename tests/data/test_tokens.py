@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-from file_checks import check
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from text_twins import BadLineError, Row, lines_of, token_row
 
 from daskps.data.reader import Source
 from daskps.data.schema import Dense, Schema, Slot, key_of
 from daskps.data.tokens import Tokens
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError
+from tests.data.file_checks import check
+from tests.data.text_twins import BadLineError, Row, lines_of, token_row
 
 SCHEMAS = {
     "libsvm": Schema((Slot("features", kind="multi"),)),

@@ -10,9 +10,7 @@ import pytest
 from daskps.errors import DataError
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import Trained, merged, model_bits
-from tests.driver.test_inputs import frame as frame  # the fixture
-from tests.driver.test_inputs import job_of
+from tests.driver.helpers import Trained, job_of, merged, model_bits
 
 STEPS = {"train": {"minibatch_examples": 100, "batch_examples": 100}}
 

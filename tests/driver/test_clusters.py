@@ -23,7 +23,7 @@ from daskps.driver.run import train
 from daskps.errors import ConfigError, PeerError
 from daskps.node.dask import THREADS
 from daskps.reports import Progress
-from tests.driver.conftest import (
+from tests.driver.helpers import (
     CHECKED,
     FEW,
     SMALL,

@@ -5,18 +5,15 @@ allows, in an order that the seed draws, and two that nothing orders end the tes
 ptxrun. More seeds: ``pytest -m slow tests/driver/test_cuda_step.py``.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.driver.conftest import model_bits
+from tests.driver.helpers import model_bits
+from tests.processes import needs_ptxrun, run_module
 
-STEP = Path(__file__).with_name("whole_step_on_cuda.py")
-TRAIN = Path(__file__).with_name("train_on_cuda.py")
+STEP, TRAIN = "tests.driver.whole_step_on_cuda", "tests.driver.train_on_cuda"
 MODELS = [("deepfm", "rowwise_adagrad"), ("dnn", "adam"), ("lr", "ftrl"), ("fm", "adagrad")]
 CASES = [
     *((devices, *MODELS[devices], 1) for devices in (1, 2, 3)),
@@ -28,19 +25,11 @@ CASES = [
     ),
 ]
 
-pytestmark = pytest.mark.skipif(
-    "DASKPS_PTXRUN" not in os.environ, reason="DASKPS_PTXRUN does not name a folder of ptxrun"
-)
-
-
-def run(script: Path, *arguments: object) -> None:
-    command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+pytestmark = needs_ptxrun
 
 
 def learned(backend: str, devices: int, model: str, optimizer: str, seed: int, path: Path) -> dict[str, np.ndarray]:
-    run(STEP, backend, devices, model, optimizer, seed, path)
+    run_module(STEP, backend, devices, model, optimizer, seed, path)
     with np.load(path) as arrays:
         return dict(arrays)
 
@@ -72,6 +61,6 @@ def test_a_whole_run_on_gpus_gives_the_bits_of_the_cpu(
     nodes: int, devices: int, sync_every: int, seed: int, tmp_path: Path
 ) -> None:
     """With Dask's threads, overlapped batches, validation and snapshot; nodes do not count unless they step alone."""
-    run(TRAIN, "cpu", nodes if sync_every > 1 else 1, 1, sync_every, seed, tmp_path / "cpu")
-    run(TRAIN, "cuda", nodes, devices, sync_every, seed, tmp_path / "cuda")
+    run_module(TRAIN, "cpu", nodes if sync_every > 1 else 1, 1, sync_every, seed, tmp_path / "cpu")
+    run_module(TRAIN, "cuda", nodes, devices, sync_every, seed, tmp_path / "cuda")
     assert model_bits(tmp_path / "cuda") == model_bits(tmp_path / "cpu")

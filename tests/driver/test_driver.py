@@ -13,7 +13,7 @@ from daskps.driver.driver import Failures, Outcome, SnapshotPace, drive, pieces
 from daskps.driver.tasks import Tasks, WorkerClaim
 from daskps.errors import BackendError, LockedError, PeerError
 from daskps.types import BatchId
-from tests.driver.conftest import SMALL, Settings, merged
+from tests.driver.helpers import SMALL, Settings, merged
 
 
 class Names:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from daskps.driver.driver import Outcome
-from tests.driver.conftest import model_bits
+from tests.driver.helpers import model_bits
 
 Trained = Callable[..., tuple[Outcome, Path]]
 

@@ -13,7 +13,7 @@ from daskps.ssd.files import LocalFiles
 from daskps.ssd.format import MANIFEST
 from daskps.storage.log import checksum, seal, unseal
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import Trained, model_bits
+from tests.driver.helpers import Trained, model_bits
 
 PARTITION = "tables/main/partition-00001"
 NAMED = "partition-00001: its part of snapshot '000001-0000000\\d' is not the one that was published"

@@ -18,7 +18,7 @@ from daskps.driver.tasks import Tasks
 from daskps.errors import CapacityError
 from daskps.reports import BatchReport, Forecast, Growth, Progress
 from daskps.types import BatchId
-from tests.driver.conftest import Settings, Trained, model_bits
+from tests.driver.helpers import Settings, Trained, model_bits
 
 # Every key is new, and a step has 10,000 of them: the index takes 120 kB more with each of 40 steps.
 GROWING: Settings = {

@@ -3,7 +3,7 @@
 import pytest
 
 from daskps.driver.driver import Outcome
-from tests.driver.conftest import Trained
+from tests.driver.helpers import Trained
 
 
 @pytest.mark.parametrize("minibatch", [256, 4096])

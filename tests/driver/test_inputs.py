@@ -1,7 +1,6 @@
 """A job reads what people keep: files of every format, a Dask DataFrame, and the rows of an earlier model."""
 
 from pathlib import Path
-from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
@@ -17,30 +16,7 @@ from daskps.errors import ConfigError, DataError, NonFiniteError
 from daskps.model import open_model
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import Trained, merged, model_bits, model_rows
-
-ROWS = 1_500
-SLOTS = [{"name": "user"}, {"name": "ad", "table": "ads"}, {"name": "price", "kind": "dense"}]
-TABLES = {"main": {"dimension": 4}, "ads": {"dimension": 2, "optimizer": {"kind": "sgd"}}}
-
-
-@pytest.fixture(scope="module")
-def frame() -> pd.DataFrame:
-    rng = np.random.default_rng(5)
-    users, ads = rng.integers(0, 200, ROWS), rng.integers(0, 50, ROWS)
-    clicks = rng.random(ROWS) < 1 / (1 + np.exp(1.0 - 2.0 * (users % 2)))
-    return pd.DataFrame(
-        {
-            "label": clicks.astype(int),
-            "user": [f"u{user}" for user in users],
-            "ad": ads,
-            "price": rng.random(ROWS).astype(np.float32),
-        }
-    )
-
-
-def job_of(format: str, paths: list[str]) -> dict[str, Any]:
-    return {"data": {"format": format, "paths": paths, "synthetic": None}, "slots": SLOTS, "tables": TABLES}
+from tests.driver.helpers import FRAME_ROWS, Trained, job_of, merged, model_bits, model_rows
 
 
 def test_the_same_rows_in_any_format_train_the_same_model(
@@ -69,7 +45,7 @@ def test_a_run_that_meets_wild_numbers_keeps_its_last_snapshot(
     frame: pd.DataFrame, trained: Trained, tmp_path: Path
 ) -> None:
     settings = {"train": {"minibatch_examples": 100, "batch_examples": 100, "snapshot_every_batches": 1}}
-    wild = frame.assign(price=np.where(np.arange(ROWS) < 1_000, frame["price"], 3e38))
+    wild = frame.assign(price=np.where(np.arange(FRAME_ROWS) < 1_000, frame["price"], 3e38))
     wild.to_csv(tmp_path / "wild.csv", index=False)
     with pytest.raises(NonFiniteError, match=r"batch \d+ .*mini-batch 10"):
         trained(job_of("csv", [str(tmp_path / "wild.csv")]), settings, out=tmp_path / "wild")

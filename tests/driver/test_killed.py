@@ -27,10 +27,19 @@ from daskps.driver.run import train
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
 from daskps.storage.record import read_record
-from tests.driver.conftest import CHECKED, FEW, SMALL, Alone, Settings, Trained, merged, model_bits, worker_processes
-from tests.driver.test_run import GREEDY
-
-SHORT: Settings = {"train": {"snapshot_every_batches": 2, "batch_examples": 500}, "cluster": {"nodes": 2}}
+from tests.driver.helpers import (
+    CHECKED,
+    FEW,
+    GREEDY,
+    SHORT,
+    SMALL,
+    Alone,
+    Settings,
+    Trained,
+    merged,
+    model_bits,
+    worker_processes,
+)
 
 Kill = tuple[str, float]  # whom, and after which share of the run's time
 

@@ -18,9 +18,10 @@ import daskps
 from daskps.config import make_job
 from daskps.driver.run import train
 from daskps.reports import Progress
-from tests.driver.conftest import (
+from tests.driver.helpers import (
     CHECKED,
     FEW,
+    SHORT,
     SMALL,
     WORKERS,
     Alone,
@@ -30,7 +31,6 @@ from tests.driver.conftest import (
     model_bits,
     started_by_hand,
 )
-from tests.driver.test_killed import SHORT
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from daskps.errors import DataError, NonFiniteError
-from tests.driver.conftest import Alone, Settings, Trained, model_bits
-from tests.driver.test_snapshots import stopper
+from tests.driver.helpers import Alone, Settings, Trained, model_bits, stopper
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ Peaks are of the whole process above what it had before the run. One short run b
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from daskps.data.synthetic import Synthetic
 from tests.data.criteo_rows import criteo_text
-from tests.driver.conftest import Settings, merged
+from tests.driver.helpers import Settings, merged
+from tests.processes import run_module
 
 # Not in the budgets, and the same for all jobs: 16 MB of histograms for the AUC, Dask's tasks and messages, stacks of
 # threads, holes in the C library's heap.
@@ -60,13 +59,7 @@ def test_a_run_takes_no_more_than_its_budgets(
     budget = {"budget": {"memory_bytes": memory_bytes, "hbm_bytes": hbm_bytes}, "train": {"batch_examples": EXAMPLES}}
     job = merged(BASE, data(kind, tmp_path, EXAMPLES), budget, {"out": str(tmp_path / "model")})
     warm = merged(BASE, data(kind, tmp_path, 1_000), WARM, {"out": str(tmp_path / "warm")})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.driver.memory_peak", json.dumps(job), json.dumps(warm), str(batches)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_module("tests.driver.memory_peak", json.dumps(job), json.dumps(warm), batches))
     with capsys.disabled():
         print(
             f"\n{kind}: budgets {memory_bytes / 1e6:.0f} + {hbm_bytes / 1e6:.0f} MB, peak {found['peak'] / 1e6:.1f} MB"

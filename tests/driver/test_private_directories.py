@@ -16,8 +16,7 @@ from daskps.driver.run import train
 from daskps.errors import ConfigError
 from daskps.model import open_model
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import FEW, SMALL, Settings, Trained, merged, model_bits, started_by_hand
-from tests.driver.test_snapshots import stopper
+from tests.driver.helpers import FEW, SMALL, Settings, Trained, merged, model_bits, started_by_hand, stopper
 
 UNSHARE = ("unshare", "--map-root-user", "--mount")
 

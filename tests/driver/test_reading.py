@@ -22,7 +22,7 @@ from daskps.errors import CapacityError
 from daskps.node.memory import READING, InputBudget, raw_bytes
 from daskps.types import Batch
 from tests.data.criteo_rows import criteo_text
-from tests.driver.conftest import SMALL, Settings, merged, model_bits
+from tests.driver.helpers import SMALL, Settings, merged, model_bits
 
 Trained = Callable[..., tuple[Outcome, Path]]
 

@@ -22,7 +22,7 @@ from daskps.node.stages import STAGES
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
 from daskps.types import BatchId
-from tests.driver.conftest import SMALL, Settings, merged, model_bits
+from tests.driver.helpers import GREEDY, SMALL, Settings, merged, model_bits
 
 Trained = Callable[..., tuple[Outcome, Path]]
 VALIDATED = {"data": {"validation_rows": 1_000}}
@@ -55,13 +55,6 @@ def test_a_run_that_gets_no_better_stops_early(trained: Trained) -> None:
 
 
 # Learns the first pass by heart: validation gets worse from the second one on.
-GREEDY: Settings = {
-    "data": {"synthetic": {"examples": 2_000}, "validation_rows": 1_000},
-    "tables": {"main": {"optimizer": {"kind": "adagrad", "learning_rate": 0.5}}},
-    "train": {"epochs": 6, "early_stopping_patience": 2, "keep_snapshots": 1, "minibatch_examples": 250},
-}
-
-
 @pytest.mark.parametrize("metric", ["log_loss", "auc", "normalised_entropy"])
 def test_a_run_that_stops_early_leaves_its_best_model(trained: Trained, metric: str) -> None:
     outcome, path = trained(GREEDY, {"train": {"best_metric": metric}})

@@ -27,7 +27,7 @@ from daskps.errors import BackendError, LockedError, PeerError
 from daskps.node.dask import FRACTIONS, NAME, THREADS, leave
 from daskps.reports import Progress
 from daskps.view.live import collect_on
-from tests.driver.conftest import FEW, SMALL, Alone, Settings, merged, model_bits, started_by_hand
+from tests.driver.helpers import FEW, SMALL, Alone, Settings, merged, model_bits, started_by_hand
 
 SMALL_BATCHES: Settings = {"train": {"batch_examples": 500}}
 

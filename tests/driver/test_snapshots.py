@@ -15,17 +15,7 @@ from daskps.errors import ConfigError, DaskpsError, LockedError
 from daskps.reports import BatchReport, Progress
 from daskps.ssd import TableStore
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import SMALL, Trained, model_bits
-
-
-def stopper(batches: int) -> dict[str, Any]:
-    """Options of `train` that stop after so many batches."""
-    seen: list[int] = []
-
-    def note(progress: Progress) -> None:
-        seen.append(progress.batch)
-
-    return {"on_progress": note, "should_stop": lambda: len(seen) >= batches}
+from tests.driver.helpers import SMALL, Trained, model_bits, stopper
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(trained: Trained, tmp_path: Path) -> None:

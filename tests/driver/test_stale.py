@@ -16,7 +16,7 @@ from daskps.node.node import OpenNode
 from daskps.node.stages import check_free, close, find_node, holding, release
 from daskps.storage.model_directory import ModelDirectory
 from daskps.types import Batch, BatchId
-from tests.driver.conftest import SMALL, Trained, merged
+from tests.driver.helpers import SMALL, Trained, merged
 
 
 def worker(run: str = "run", epoch: int = 3, path: str = "model") -> Any:

@@ -15,8 +15,7 @@ from daskps.errors import ConfigError
 from daskps.node.begin import begin
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import SMALL, Settings, Trained, merged, model_bits, model_rows
-from tests.driver.test_snapshots import stopper
+from tests.driver.helpers import SMALL, Settings, Trained, merged, model_bits, model_rows, stopper
 
 STEP, STEPS, BLOCK = 128, 3, 32
 ROWS = STEP * STEPS

@@ -12,8 +12,7 @@ from daskps.config import complete, make_job, recorded_job
 from daskps.errors import ConfigError
 from daskps.storage.model_directory import ModelDirectory
 from daskps.version import KEY_RULE, NUMERICS
-from tests.driver.conftest import SMALL, Trained, merged, model_bits
-from tests.driver.test_snapshots import stopper
+from tests.driver.helpers import SMALL, Trained, merged, model_bits, stopper
 
 # Every group of settings that affect the result, with a value that is no default.
 UNUSUAL = {

@@ -9,7 +9,7 @@ import pytest
 
 from daskps.model import open_model
 from daskps.storage.model_directory import ModelDirectory
-from tests.driver.conftest import Settings, Trained, model_bits, model_rows
+from tests.driver.helpers import Settings, Trained, model_bits, model_rows
 
 EXAMPLES = 3000
 

@@ -1,18 +1,17 @@
 """Train a tiny job with `daskps.train` on nodes of this process. Run by test_cuda_step.py.
 
-As a script it takes CuPy and cuDF from ptxrun, whose folder DASKPS_PTXRUN names:
-``python train_on_cuda.py BACKEND NODES DEVICES SYNC_EVERY SEED OUT``. Launches and copies wait in their streams
-and run in an order that SEED draws; two that nothing orders, and that touch one word, end the run.
+``python -m tests.driver.train_on_cuda BACKEND NODES DEVICES SYNC_EVERY SEED OUT``. With BACKEND cuda, CuPy and cuDF
+come from ptxrun, whose folder must be on PYTHONPATH: launches and copies wait in their streams and run in an order that
+SEED draws, and a race ends the run with an error.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 
 def train(backend: str, nodes: int, devices: int, sync_every: int, out: str) -> None:
-    """Six steps in batches of two, all of them in flight together, with late rows, a validation and a snapshot."""
+    """Train six steps in batches of two, all in flight together, with forwarded rows, a validation and a snapshot."""
     import daskps
     from daskps.driver.run import local_workers
 
@@ -40,7 +39,6 @@ def train(backend: str, nodes: int, devices: int, sync_every: int, out: str) -> 
 if __name__ == "__main__":
     backend, nodes, devices, sync_every, seed, out = sys.argv[1:]
     if backend == "cuda":
-        sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
         import fakecudf
 
         fakecudf.install(devices=int(devices), streams="async", seed=int(seed))

@@ -1,13 +1,12 @@
 """Train three overlapping batches on the CuPy path and print what was learned. Run by test_cuda_step.py.
 
-As a script it takes CuPy and cuDF from ptxrun, whose folder DASKPS_PTXRUN names:
-``python whole_step_on_cuda.py BACKEND DEVICES MODEL OPTIMIZER SEED OUT.npz``. Launches and copies wait in their
-streams and run in an order that SEED draws; two that nothing orders, and that touch one word, end the script.
+``python -m tests.driver.whole_step_on_cuda BACKEND DEVICES MODEL OPTIMIZER SEED OUT.npz``. With BACKEND cuda, CuPy and
+cuDF come from ptxrun, whose folder must be on PYTHONPATH: launches and copies wait in their streams and run in an order
+that SEED draws, and a race ends the process with an error.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 
 def learn(backend: str, devices: int, model: str, optimizer: str, out: str) -> dict[str, Any]:
-    """Rows, dense parameters and metrics after three batches that share keys; two at a time are in flight."""
+    """Return rows, dense parameters and metrics after three batches that share keys; two are in flight at a time."""
     from daskps.config import make_job
     from daskps.node import stages
     from daskps.node.begin import begin
@@ -67,7 +66,6 @@ def learn(backend: str, devices: int, model: str, optimizer: str, out: str) -> d
 if __name__ == "__main__":
     backend, devices, model, optimizer, seed, path = sys.argv[1:]
     if backend == "cuda":
-        sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
         import fakecudf
 
         fakecudf.install(devices=int(devices), streams="async", seed=int(seed), racecheck=True, weak=True)

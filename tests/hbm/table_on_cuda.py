@@ -1,18 +1,32 @@
 """Rows that one GPU writes and another reads, at once and without a wait by the host. Run by test_table.py.
 
-As a script it takes CuPy and cuDF from ptxrun, whose folder DASKPS_PTXRUN names: ``python table_on_cuda.py CASE DEVICES
-SEED``. Launches and copies wait in their streams and run in an order that SEED draws; CuPy's pool is modelled.
+``python -m tests.hbm.table_on_cuda CASE DEVICES SEED`` takes CuPy and cuDF from ptxrun, whose folder must be on
+PYTHONPATH. Launches and copies wait in their streams and run in an order that SEED draws; CuPy's pool is modelled.
 """
 
-import os
 import sys
 from collections.abc import Callable
 
 import numpy as np
-from test_table import loaded
 
 from daskps.device.device import Device, devices
 from daskps.device.pool import ComputePool
+from daskps.hbm.dedup import find_working_set
+from daskps.hbm.optimizer import Optimizer, optimizer_fields
+from daskps.hbm.table import HbmTable, TableSpec
+from daskps.types import Batch, RowLayout
+
+SPEC = TableSpec("main", 0, (0,), 2, "sum", Optimizer("sgd", 1.0), RowLayout(optimizer_fields("sgd", 2)))
+
+
+def loaded(keys: np.ndarray, devices: list[Device], factor: float) -> tuple[HbmTable, np.ndarray]:
+    """Return a table in which every row is `factor` times its key, and the table's keys in order."""
+    offsets = np.arange(len(keys) + 1, dtype=np.int64)
+    found = find_working_set(Batch(0, 1, np.zeros(len(keys), np.float32), keys, offsets), (0,), devices)
+    rows = (factor * found.keys.astype(np.float32))[:, None].repeat(SPEC.layout.width, axis=1)
+    table = HbmTable(SPEC, devices, found, rows)
+    table.load()
+    return table, found.keys
 
 
 def copy_and_free(gpus: list[Device]) -> None:
@@ -60,7 +74,6 @@ CASES: dict[str, Callable[[list[Device]], None]] = {
 }
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
     import fakecudf
 
     case, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -5,9 +5,7 @@ once more in a process of its own on the CuPy path, with PTX interpreted by ptxr
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,7 @@ from hypothesis import HealthCheck, settings
 from daskps.device import cuda, device
 from daskps.device.device import Device, devices
 from daskps.device.pool import ComputePool
-
-sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside, whichever way pytest imports
-from kernel_inputs import PTXRUN
+from tests.kernels.kernel_inputs import PTXRUN
 
 BACKENDS = ["cpu"] if cuda.problem() else ["cpu", "cuda"]
 Node = Callable[[int], list[Device]]
@@ -28,7 +24,6 @@ settings.register_profile("ptxrun", settings.get_profile("kernels"), max_example
 settings.load_profile("ptxrun" if PTXRUN else "kernels")
 
 if PTXRUN:
-    sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
     import fakecudf
 
     seed = int(os.environ["DASKPS_TEST_SEED"])

@@ -1,10 +1,8 @@
 """The gradient of a row is one associative sum: the same bits for any order, threads, devices and split, and exact
 against its NumPy twin. What does not fit fixed point is reported, never wrapped."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
-from kernel_inputs import ALL_DIMS, bags, wait_for_each_other
 
 from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
@@ -12,6 +10,8 @@ from daskps.errors import ArgumentError, NonFiniteError
 from daskps.hbm.gradient import Status, add_sums, apply_sums, join_sources, sum_gradients, update_rows
 from daskps.hbm.optimizer import Optimizer
 from daskps.hbm.pooling import group_occurrences
+from tests.kernels import kernel_twins as twins
+from tests.kernels.kernel_inputs import ALL_DIMS, bags, wait_for_each_other
 
 ADAGRAD = Optimizer("rowwise_adagrad", learning_rate=0.1)
 

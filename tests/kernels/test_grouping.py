@@ -1,15 +1,15 @@
 """Occurrences are grouped by row: touched rows ascending, occurrences in their order, only the shard's own rows."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import PTXRUN
 
 from daskps.device.device import CpuDevice, Workspace
 from daskps.device.pool import ComputePool
 from daskps.hbm.pooling import group_occurrences
+from tests.kernels import kernel_twins as twins
+from tests.kernels.kernel_inputs import PTXRUN
 
 
 def check(device, row_of, offsets, slots, first_row, row_count, pooling="sum", weights=None, workspace=None):

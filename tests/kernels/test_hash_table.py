@@ -1,6 +1,5 @@
 """The hash table finds every key it was built from on whichever device, and says so when a key is absent."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from daskps.errors import ArgumentError, CapacityError
 from daskps.hbm.dedup import partition
 from daskps.hbm.hash_table import DEVICE_SALT, Shard, build_table, find_rows, join_shards, table_slots
+from tests.kernels import kernel_twins as twins
 
 
 def build(devices, keys, load=None):

@@ -2,13 +2,13 @@
 
 from statistics import NormalDist
 
-import kernel_twins as twins
 import numpy as np
 import pytest
 
 from daskps.errors import ArgumentError
 from daskps.hbm.optimizer import Initialiser, initial_salt, initialise_columns, initialise_rows
 from daskps.types import Field, RowLayout
+from tests.kernels import kernel_twins as twins
 
 KINDS = [Initialiser("constant", 0.25), Initialiser("uniform", -0.5, 2.0), Initialiser("normal", 1.0, 0.01)]
 

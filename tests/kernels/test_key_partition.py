@@ -1,6 +1,5 @@
 """Keys are dealt into parts by their mixed bits or modulo, in a stable order, whatever the number of threads."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError
 from daskps.hbm.dedup import OWNER_SALT, partition, parts_of
 from daskps.hbm.hash_table import DEVICE_SALT
+from tests.kernels import kernel_twins as twins
 
 
 @pytest.mark.parametrize("modulo", [False, True])

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from kernel_nvrtc import compile_source, find_nvrtc
 
 from daskps.device.compile import KERNELS
 from daskps.device.cuda import DIM_CLASSES, kernel_files, options
+from tests.kernels.kernel_nvrtc import compile_source, find_nvrtc
 
 pytestmark = pytest.mark.skipif(find_nvrtc() is None, reason="no NVRTC: pip install nvidia-cuda-nvrtc")
 

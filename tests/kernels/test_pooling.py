@@ -1,15 +1,15 @@
 """Pooled embeddings have the bits of their NumPy twin for any dimension, pooling, weights, bags, devices, threads."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
-from kernel_inputs import ALL_DIMS, bags, wait_for_each_other
 
 from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError
 from daskps.hbm.hash_table import Shard, join_shards
 from daskps.hbm.pooling import pool_rows
+from tests.kernels import kernel_twins as twins
+from tests.kernels.kernel_inputs import ALL_DIMS, bags, wait_for_each_other
 
 
 def cut(devices, rows):

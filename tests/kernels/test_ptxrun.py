@@ -4,24 +4,25 @@ weak-memory checks, on 1, 2 and 3 devices. In a process of its own, so that the 
 DASKPS_PTXRUN names the folder of ptxrun. More seeds: ``pytest -m slow tests/kernels/test_ptxrun.py``.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from kernel_inputs import PTXRUN
-from kernel_nvrtc import find_nvrtc
+
+from tests.kernels.kernel_inputs import PTXRUN
+from tests.kernels.kernel_nvrtc import find_nvrtc
+from tests.processes import needs_ptxrun, ptxrun_environment
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))]
 
 
 @pytest.mark.skipif(PTXRUN, reason="this is the inner run")
-@pytest.mark.skipif("DASKPS_PTXRUN" not in os.environ, reason="DASKPS_PTXRUN does not name a folder of ptxrun")
+@needs_ptxrun
 @pytest.mark.skipif(find_nvrtc() is None, reason="no NVRTC: pip install nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_kernel_tests_pass_on_interpreted_ptx(seed):
-    environment = {**os.environ, "DASKPS_TEST_BACKEND": "ptxrun", "DASKPS_TEST_SEED": str(seed)}
+    environment = {**ptxrun_environment(), "DASKPS_TEST_BACKEND": "ptxrun", "DASKPS_TEST_SEED": str(seed)}
     command = [
         sys.executable,
         "-m",

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from kernel_inputs import wait_for_each_other
 
 from daskps.errors import ArgumentError
 from daskps.hbm.hash_table import Shard, join_shards
 from daskps.hbm.table import copy_rows, gather_rows, scatter_rows
+from tests.kernels.kernel_inputs import wait_for_each_other
 
 
 @pytest.mark.parametrize("width", [1, 2, 8, 9, 17, 40, 300])

@@ -1,14 +1,14 @@
 """Every optimizer steps rows with the bits of its NumPy twin, with and without L2 and clipping, over several steps."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
-from kernel_inputs import PTXRUN
 
 from daskps.errors import ArgumentError
 from daskps.hbm.gradient import Status, apply_sums
 from daskps.hbm.optimizer import KINDS, Initialiser, Optimizer, initialise_rows, optimizer_fields, state_initialisers
 from daskps.types import RowLayout
+from tests.kernels import kernel_twins as twins
+from tests.kernels.kernel_inputs import PTXRUN
 
 
 def run(device, optimizer, dim, rng, steps=3, count=20):

@@ -1,6 +1,5 @@
 """Distinct keys come once each, their numbers give the occurrences back, and threads do not change the order."""
 
-import kernel_twins as twins
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +9,7 @@ from daskps.device.device import CpuDevice, Workspace
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError
 from daskps.hbm.dedup import unique
+from tests.kernels import kernel_twins as twins
 
 
 def check(device, keys):

@@ -2,19 +2,24 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from daskps.device.compile import variants
 from daskps.device.native import library_folder, runnable_variants
+from tests.processes import ROOT, module_command
 
 
 def digests(variant: str) -> list[str]:
-    script = Path(__file__).with_name("kernel_digest.py")
     environment = {**os.environ, "DASKPS_VARIANT": variant}
-    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        module_command("tests.kernels.kernel_digest"),
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return result.stdout.splitlines()
 
 

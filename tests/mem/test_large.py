@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from memory_store import bytes_for, initial, initial_rows, layout
 
 from daskps.device.pool import ComputePool
 from daskps.mem import MemPS, total
+from tests.mem.memory_store import bytes_for, initial, initial_rows, layout
 
 KEYS = 150_000
 WIDTH = 5

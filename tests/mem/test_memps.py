@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from memory_store import MemoryStore, bytes_for, initial, initial_rows, keys_of, layout
 
 from daskps.budget import ORDERED_PIECES
 from daskps.device.device import CpuDevice
@@ -10,6 +9,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, ConfigError, ProtocolError, StaleError
 from daskps.hbm.dedup import unique
 from daskps.mem import MemPS, total
+from tests.mem.memory_store import MemoryStore, bytes_for, initial, initial_rows, keys_of, layout
 
 WIDTH = 2
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
 from daskps.device.pool import ComputePool
 from daskps.mem import MemPS, PullReply
+from tests.mem.memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
 POOL = ComputePool(1)
 WIDTH = 3

@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError
 from daskps.mem import MemPS
 from daskps.mem.memps import SnapshotPiece
+from tests.mem.memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
 POOL = ComputePool(1)
 KEY = st.integers(0, 39).map(lambda i: (i * 0x9E3779B97F4A7C15) % 2**64) | st.sampled_from([0, 2**64 - 1, 2**63])

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from memory_store import MemoryStore, bytes_for, initial, layout
 
 from daskps.device.pool import ComputePool
 from daskps.errors import ProtocolError
 from daskps.mem import MemPS, total
+from tests.mem.memory_store import MemoryStore, bytes_for, initial, layout
 
 ROWS = 64
 KEYS = np.arange(ROWS, dtype=np.uint64)

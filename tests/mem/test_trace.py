@@ -9,10 +9,10 @@ from collections import deque
 
 import numpy as np
 import pytest
-from memory_store import bytes_for, layout
 
 from daskps.device.pool import ComputePool
 from daskps.mem import MemPS
+from tests.mem.memory_store import bytes_for, layout
 
 BATCH_ACCESSES = 5_000
 

@@ -1,14 +1,10 @@
 """The CuPy path of the networks against the CPU: `compare()` on the devices that CuPy sees.
 
-Run as a script, it takes CuPy from ptxrun, whose folder DASKPS_PTXRUN names.
+``python -m tests.nn.dense_on_cuda`` takes CuPy from ptxrun, whose folder must be on PYTHONPATH.
 """
-
-import os
-import sys
 
 import numpy as np
 import pytest
-from dense_reference import SHAPES, examples, make
 
 from daskps.device.device import Device, devices
 from daskps.device.pool import ComputePool
@@ -16,6 +12,7 @@ from daskps.errors import NonFiniteError
 from daskps.nn.engine import on
 from daskps.nn.network import build, merge
 from daskps.nn.optimizer import DenseOptimizer
+from tests.nn.dense_reference import SHAPES, examples, make
 
 
 def moved(device: Device, values: dict) -> dict:
@@ -81,7 +78,6 @@ def _names_the_slot(gpu: Device) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
     import fakecudf
     import fakecupy
 

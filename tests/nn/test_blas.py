@@ -2,10 +2,10 @@
 
 import numpy as np
 import threadpoolctl
-from dense_reference import make
 
 from daskps.device.pool import ComputePool
 from daskps.nn.engine import blas_build, hold_to_one_thread
+from tests.nn.dense_reference import make
 
 
 def test_a_network_holds_blas_to_one_thread(pool: ComputePool) -> None:

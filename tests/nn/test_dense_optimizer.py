@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from dense_reference import examples, make
 
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError
 from daskps.nn.network import Network, step_weight
 from daskps.nn.optimizer import GRADIENT_ONE, SPREAD_FROM, DenseOptimizer, update
+from tests.nn.dense_reference import examples, make
 
 KINDS = ["sgd", "adagrad", "adam"]
 every_kind = pytest.mark.parametrize("kind", KINDS)

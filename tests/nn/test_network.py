@@ -3,16 +3,16 @@
 import dataclasses
 import itertools
 
-import dense_reference as reference
 import numpy as np
 import pytest
-from dense_reference import SHAPES, examples, make
 
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, ConfigError, NonFiniteError
 from daskps.nn.engine import cpu
 from daskps.nn.network import Network, build, merge, step_loss, step_weight, weight_scale
 from daskps.nn.optimizer import GRADIENT_ONE, DenseOptimizer
+from tests.nn import dense_reference as reference
+from tests.nn.dense_reference import SHAPES, examples, make
 
 every_shape = pytest.mark.parametrize("name", SHAPES)
 

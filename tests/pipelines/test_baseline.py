@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,7 @@ from daskps.config import make_job
 from daskps.device.pool import ComputePool
 from daskps.driver.run import local_workers, train
 from daskps.errors import CapacityError
-
-sys.path.append(str(Path(__file__).parents[2] / "pipelines"))
-
-from baseline import Shard, train_in_memory
+from pipelines.baseline import Shard, train_in_memory
 
 JOB: dict[str, Any] = {
     "data": {

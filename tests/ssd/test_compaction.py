@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disks import WatchedDisk, allocated_bytes
-from helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +15,8 @@ from daskps.ssd import Options, Store
 from daskps.ssd.files import LocalFiles
 from daskps.ssd.format import canonical, crc32c
 from daskps.types import Field, RowLayout
+from tests.ssd.disks import WatchedDisk, allocated_bytes
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 
 FILE_ROWS = 32
 ROW_BYTES = 8 + LAYOUT.row_bytes

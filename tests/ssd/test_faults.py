@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disks import ForgetfulDisk, FullDisk
-from helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, CorruptionError, LockedError, StoreError
@@ -19,6 +17,8 @@ from daskps.ssd import Options, Store
 from daskps.ssd.files import LocalFiles
 from daskps.ssd.format import canonical
 from daskps.types import Field, RowLayout
+from tests.ssd.disks import ForgetfulDisk, FullDisk
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 
 SMALL = {"file_rows": 32, "block_bytes": 64}
 

@@ -7,11 +7,11 @@ import google_crc32c
 import numpy as np
 import pytest
 import zarr
-from helpers import LAYOUT, QUIET, as_dict, read_plainly, rows_for
 
 from daskps.device.pool import ComputePool
 from daskps.ssd import Store
 from daskps.ssd.format import block_sums, crc32c
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, read_plainly, rows_for
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline", "zarrs.ZarrsCodecPipeline"]
 

@@ -7,16 +7,16 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from helpers import LAYOUT, QUIET, as_dict, check
-from writer import FILE_ROWS, number_of, step
 
 from daskps.device.pool import ComputePool
 from daskps.ssd import Store
+from tests.processes import ROOT, module_command
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check
+from tests.ssd.writer import FILE_ROWS, number_of, step
 
 
 class Expected:
@@ -42,11 +42,11 @@ def kill_many_times(path: Path, pool: ComputePool, kills: int, seed: int) -> tup
     Store.create(path, LAYOUT, pool=pool, file_rows=FILE_ROWS).close()
     orphans = last = 0
     writer = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("writer.py"))],
+        module_command("tests.ssd.writer"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=ROOT,
     )
     with writer:
         assert writer.stdin is not None

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from helpers import LAYOUT, QUIET, as_dict, check, rows_for
 
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, StoreError
 from daskps.ssd import Options, Placement, Store, TableStore
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, rows_for
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 3000, np.uint64)
 

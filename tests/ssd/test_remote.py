@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 from zarr.storage import MemoryStore, ObjectStore
 
 from daskps.device.pool import ComputePool
 from daskps.errors import CorruptionError, StoreError
 from daskps.ssd import Store, TableStore
 from daskps.ssd.files import RemoteFiles
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers import LAYOUT, QUIET, as_dict, check, contents, read_plainly, rows_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, SnapshotError, StoreError
 from daskps.ssd import Store
+from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, read_plainly, rows_for
 
 EXTREMES = np.array([0, 1, 2**32, 2**63, 2**64 - 1], np.uint64)
 

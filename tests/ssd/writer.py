@@ -8,10 +8,10 @@ import os
 import sys
 
 import numpy as np
-from helpers import LAYOUT
 
 from daskps.device.pool import ComputePool
 from daskps.ssd import Options, Store
+from tests.ssd.helpers import LAYOUT
 
 KEYS = 3000
 FILE_ROWS = 512

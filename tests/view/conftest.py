@@ -10,19 +10,7 @@ from distributed import Client, LocalCluster
 import daskps
 from daskps.driver.driver import Outcome
 from daskps.node.dask import THREADS
-
-JOB = {
-    "name": "seen",
-    "data": {
-        "format": "synthetic",
-        "synthetic": {"examples": 8_000, "slots": 4, "keys_per_slot": 1_000},
-        "validation_rows": 1_000,
-    },
-    "model": {"hidden": [8]},
-    "train": {"minibatch_examples": 500, "batch_examples": 1_000},
-    "budget": {"memory_bytes": "16MB"},
-    "cluster": {"partitions": 2},
-}
+from tests.view.helpers import JOB
 
 
 @pytest.fixture(scope="session")

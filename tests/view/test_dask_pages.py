@@ -16,8 +16,7 @@ from distributed import Client
 import daskps
 from daskps.reports import Progress
 from tests.view.browser import Browser, find_chromium
-from tests.view.conftest import JOB
-from tests.view.test_live import _needs
+from tests.view.helpers import JOB, needs
 
 BATCHES = 5  # more than are in flight, so that what waits for an earlier batch is in Dask's graph
 
@@ -62,14 +61,14 @@ def status(address: str) -> int:
         return error.code
 
 
-@_needs("bokeh")
+@needs("bokeh")
 def test_every_page_of_dask_answers_during_a_run(client: Client, address: str, at_work: None) -> None:
     found = {page: status(f"{address}{page}") for page in pages(client)}
     assert "/groups" in found
     assert {page: code for page, code in found.items() if code != 200} == {}
 
 
-@_needs("bokeh")
+@needs("bokeh")
 @pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 def test_every_page_of_dask_is_drawn_in_a_real_browser_during_a_run(
     client: Client, address: str, at_work: None, tmp_path: Path, caplog: pytest.LogCaptureFixture

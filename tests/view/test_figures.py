@@ -15,7 +15,7 @@ from daskps.driver.driver import Outcome
 from daskps.view.figures import hit_rates
 from daskps.view.report import Bar, Line, line_chart, stacked_chart, ticks, timeline
 from daskps.view.words import duration, percent, short, size
-from tests.view.conftest import JOB
+from tests.view.helpers import JOB
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from urllib.request import urlopen
@@ -13,12 +12,9 @@ from distributed import Client
 from daskps.driver.driver import Outcome
 from daskps.view.figures import STAGES, TIERS
 from tests.view.browser import Browser, find_chromium
+from tests.view.helpers import needs
 
 SOURCE = "[...Bokeh.documents[0]._all_models.values()].find(model => model.type == 'ColumnDataSource')"
-
-
-def _needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def test_every_batch_is_an_event_of_the_scheduler(client: Client, outcome: Outcome) -> None:
@@ -30,7 +26,7 @@ def test_every_batch_is_an_event_of_the_scheduler(client: Client, outcome: Outco
     assert sum(event["examples"] for event in events if event["event"] == "batch") == 8_000
 
 
-@_needs("prometheus_client")
+@needs("prometheus_client")
 def test_dasks_own_endpoint_has_the_metrics(address: str, outcome: Outcome) -> None:
     text = urlopen(f"{address}/metrics").read().decode()
     values = dict(re.findall(r"^(daskps_[^ ]+) ([^ \n]+)$", text, re.M))
@@ -44,12 +40,12 @@ def test_dasks_own_endpoint_has_the_metrics(address: str, outcome: Outcome) -> N
         assert float(values[f'daskps_stage_busy_seconds_total{{stage="{stage}"}}']) > 0
 
 
-@_needs("bokeh")
+@needs("bokeh")
 def test_dasks_navigation_bar_names_the_page(address: str, outcome: Outcome) -> None:
     assert '<a href="daskps">' in urlopen(f"{address}/status").read().decode()
 
 
-@_needs("bokeh")
+@needs("bokeh")
 @pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 def test_the_page_draws_every_batch_in_a_real_browser(address: str, outcome: Outcome, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:

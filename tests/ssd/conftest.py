@@ -1,6 +1,0 @@
-"""Lets the test modules of this folder import `helpers`."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
