@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from daskps import budget
 from daskps.device.memory import anonymous, release
@@ -25,48 +23,8 @@ from daskps.errors import ArgumentError, CapacityError, ConfigError, ProtocolErr
 from daskps.mem import inflight
 from daskps.mem.cache import BATCHES_IN_FLIGHT, DIRTY, NONE, PENDING, BatchStatistics, Cache, PullReply, Slots, Visit
 from daskps.mem.inflight import Flight, Pull, Push, WorkingSet
-from daskps.types import Bools, Floats, Keys, RowLayout
-
-
-class RowStore(Protocol):
-    """The disk tier as MEM-PS sees it: rows by key. The row appended last replaces earlier ones of its key."""
-
-    def append(self, keys: Keys, rows: Floats) -> object:
-        """Store rows (n, width) of distinct keys. The caller may reuse the arrays after the call."""
-        ...
-
-    def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
-        """Return rows (n, width) of distinct keys, in `out` if given, and a mask of the keys that were found.
-
-        Rows of keys that were not found are left as they are in `out`.
-        """
-        ...
-
-    def prepare(self, snapshot_id: str) -> object:
-        """Make the rows stored now durable as snapshot `snapshot_id`; it is valid once the cluster confirms it."""
-        ...
-
-
-def store_bytes(store: RowStore) -> int:
-    """Return the bytes of memory that the store uses for its index; they are part of the budget of MEM-PS.
-
-    A store without `memory_bytes` counts as 0.
-    """
-    return int(getattr(store, "memory_bytes", 0))
-
-
-def in_reading_order(store: RowStore, keys: Keys, positions: npt.NDArray[np.uint32], run: int) -> None:
-    """Sort the positions in place, `run` of them at a time, so that each piece of ``keys[positions]`` reads few files.
-
-    A store with several partitions gives the order (`reading_order`). Without it, every piece of a large batch would
-    read all files.
-    """
-    order = getattr(store, "reading_order", None)
-    if order is None:
-        return
-    for start in range(0, len(positions), run):
-        part = positions[start : start + run]
-        part[:] = part[order(keys[part])]
+from daskps.storage.row_store import RowStore
+from daskps.types import Floats, Keys, RowLayout
 
 
 class SnapshotPiece:
@@ -195,7 +153,7 @@ class CachedStore:
     @property
     def used_bytes(self) -> int:
         """Return an upper bound of the bytes in use: cache, buffers and the index of the store."""
-        return self.left.used_bytes - self.left.store_bytes + store_bytes(self.store)
+        return self.left.used_bytes - self.left.store_bytes + self.store.memory_bytes
 
     def take(self, keys: Keys, batch: int, out: Floats | None, counters: Counter[str]) -> Visit:
         """Pin the rows of distinct keys for `batch`; load or initialize those that are not in memory.
@@ -218,7 +176,7 @@ class CachedStore:
     def _load_missing(self, keys: Keys, visit: Visit, batch: int, out: Floats | None, counters: Counter[str]) -> None:
         """Load or initialize the rows that are not cached, in pieces of the size of the staging buffer."""
         if len(visit.missing) > len(self._staging):
-            in_reading_order(self.store, keys, visit.missing, budget.ORDERED_PIECES * len(self._staging))
+            self._sort_for_reading(keys, visit.missing, budget.ORDERED_PIECES * len(self._staging))
         for start in range(0, len(visit.missing), len(self._staging)):
             positions = visit.missing[start : start + len(self._staging)]
             self._make_room(len(positions), counters)
@@ -228,9 +186,19 @@ class CachedStore:
             self.cache.fill(visit.slots, positions, rows, out)
             counters.update(misses=found, new_keys=len(positions) - found, bytes_read=found * self._row_bytes)
 
+    def _sort_for_reading(self, keys: Keys, positions: Slots, run: int) -> None:
+        """Sort the positions, `run` at a time, so that each piece of ``keys[positions]`` reads few files.
+
+        Otherwise every piece of a large batch would read all files.
+        """
+        for start in range(0, len(positions), run):
+            part = positions[start : start + run]
+            part[:] = part[self.store.reading_order(keys[part])]
+
     def _load(self, keys: Keys) -> tuple[Floats, int]:
         """Return the rows of keys that are not cached, in the staging buffer, and how many of them the store had."""
-        rows, found = self.store.load(keys, out=self._staging[: len(keys)])
+        rows = self._staging[: len(keys)]
+        found = self.store.start_load(keys, np.arange(len(keys), dtype=np.uint32), rows).wait()
         known = int(np.count_nonzero(found))
         if known == 0:
             self._initial(keys, rows)
@@ -376,7 +344,7 @@ class MemPS:
             raise ConfigError(f"a partition serves 1 to {MAX_NODES} nodes, got {nodes}")
         self.budget = budget.split(
             memory_bytes,
-            store_bytes=store_bytes(store),
+            store_bytes=store.memory_bytes,
             row_bytes=layout.row_bytes,
             nodes=nodes,
             lru_share=lru_share,
@@ -483,7 +451,7 @@ class MemPS:
             raise CapacityError(
                 f"batch {batch} pulls {rows:,} distinct rows, but memory_bytes={self.budget.memory_bytes:,} holds at "
                 f"most {self.batch_rows:,} of one batch ({self.budget.row_bytes} bytes each, and their bookkeeping; "
-                f"the disk tier's index takes {store_bytes(self._rows.store):,}); "
+                f"the disk tier's index takes {self._rows.store.memory_bytes:,}); "
                 + (self._remedy(self, rows) if self._remedy else "make the batch smaller, or raise memory_bytes")
             )
 

@@ -152,8 +152,8 @@ NATIVE(void, ssd_index_find, int64_t bits, const uint64_t* tables, const int64_t
 
 template <int BITS>
 DEVICE int64_t request_all(const uint64_t* tables, const int64_t* capacities, const uint32_t* starts,
-                           const uint64_t* hashes, const uint32_t* positions, int64_t first, int64_t last,
-                           uint64_t* requests, uint8_t* found) {
+                           const uint64_t* hashes, const uint32_t* positions, const uint32_t* targets, int64_t first,
+                           int64_t last, uint64_t* requests, uint8_t* found) {
     int64_t count = 0;
     for (int64_t i = first; i < last; ++i) {
         if (i + AHEAD < last) {
@@ -161,19 +161,21 @@ DEVICE int64_t request_all(const uint64_t* tables, const int64_t* capacities, co
             prefetch_home(group_at<BITS>(tables, capacities, starts, group_of(next)), next, FIND_LINES);
         }
         const uint32_t place = find(group_at<BITS>(tables, capacities, starts, group_of(hashes[i])), hashes[i]);
-        requests[first + count] = (uint64_t)place << 32 | positions[i];
+        requests[first + count] = (uint64_t)place << 32 | (targets ? targets[positions[i]] : positions[i]);
         count += place != ABSENT;
         found[positions[i]] = place != ABSENT;
     }
     return count;
 }
 
-// Requests (place << 32 | position) of the partitioned keys [first, last) that are there, packed from requests[first] on;
-// found gets a 1 at their positions. Returns how many.
+// Write a request (place << 32 | row of `out`) for each of the partitioned keys [first, last) that exists, packed from
+// requests[first] on, and set found at the key's position. The row of `out` is targets[position], or the position itself
+// if targets is null. Returns the number of requests.
 NATIVE(int64_t, ssd_index_request, int64_t bits, const uint64_t* tables, const int64_t* capacities,
-       const uint32_t* starts, const uint64_t* hashes, const uint32_t* positions, int64_t first, int64_t last,
-       uint64_t* requests, uint8_t* found) {
-    return WITH_BITS(bits, request_all, tables, capacities, starts, hashes, positions, first, last, requests, found);
+       const uint32_t* starts, const uint64_t* hashes, const uint32_t* positions, const uint32_t* targets, int64_t first,
+       int64_t last, uint64_t* requests, uint8_t* found) {
+    return WITH_BITS(bits, request_all, tables, capacities, starts, hashes, positions, targets, first, last, requests,
+                     found);
 }
 
 // Make room at slot p of bucket b by moving the run that starts there; false when the group's end is reached.

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
+from daskps.storage.row_store import Positions
 from daskps.types import Bools, Int64s, Keys
 
 Places: TypeAlias = npt.NDArray[np.uint32]
@@ -112,11 +113,11 @@ class KeyIndex:
         self._each(lambda index: share(index, shares), shares)
         return places
 
-    def request(self, keys: Keys) -> tuple[npt.NDArray[np.uint64], Bools]:
+    def request(self, keys: Keys, targets: Positions | None = None) -> tuple[npt.NDArray[np.uint64], Bools]:
         """Return read requests for the keys that exist, and a mask of these keys.
 
-        A request is the word ``place << 32 | position``, where the position is the index into `keys`. Requests are not
-        sorted.
+        A request is the word ``place << 32 | targets[i]``: the row of ``keys[i]`` goes to row ``targets[i]`` of the
+        result, or to row i if `targets` is None. Requests are not sorted.
         """
         _, hashes, positions = self._partition(keys, None)
         requests, found = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint8)
@@ -133,6 +134,7 @@ class KeyIndex:
                     starts=self._starts,
                     hashes=hashes,
                     positions=positions,
+                    targets=targets,
                     first=cuts[share],
                     last=cuts[share + 1],
                     requests=requests,

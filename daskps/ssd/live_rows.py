@@ -22,7 +22,8 @@ from daskps.ssd.live_bits import DiskBound, LiveBits
 from daskps.ssd.manifest import FileEntry, Manifest
 from daskps.ssd.options import HARD, SHORT_FILES, SHORT_PART, SOFT, Counters, Options
 from daskps.ssd.segments import Segment, SegmentFiles, by_file, read_rows, sort_requests
-from daskps.types import Bools, Floats, Keys
+from daskps.storage.row_store import Positions
+from daskps.types import Bools, Floats, Int64s, Keys
 
 
 class LiveRows:
@@ -44,19 +45,22 @@ class LiveRows:
 
     # ---- rows
 
-    def append(self, keys: Keys, rows: Floats) -> None:
-        """Insert or replace rows. Full segments are written in the background (write-behind)."""
+    def append(self, keys: Keys, rows: Floats, positions: Int64s | None) -> None:
+        """Insert or replace rows: of ``keys[i]`` the row ``rows[positions[i]]``, or ``rows[i]`` without positions.
+
+        Full segments are written in the background (write-behind).
+        """
         first = 0
         while first < len(keys):
-            count = self._stage(keys[first:], rows[first:])
+            count = self._stage(keys, rows, positions, first)
             first += count
             self.changed_rows += count
             self.settle()
 
-    def load(self, keys: Keys, out: Floats) -> Bools:
-        """Copy the rows of the keys to `out`; return a mask of the keys that were found."""
+    def load(self, keys: Keys, positions: Positions | None, out: Floats) -> Bools:
+        """Copy the row of ``keys[i]`` to ``out[positions[i]]``, or to ``out[i]``; return a mask of the keys found."""
         with self.lock:
-            requests, found = self.index.request(keys)
+            requests, found = self.index.request(keys, positions)
             sort_requests(requests, self.ledger.files * self.shape.file_rows)
             wanted = []
             for number, first, last in by_file(requests, self.shape.file_rows):
@@ -175,10 +179,10 @@ class LiveRows:
         file = self.shelf.current[number]
         live = self.ledger.live_positions(number)
         if len(live):
-            keys, rows = self.shelf.keys(file)[live], self.shelf.rows(file)[live]
+            keys, rows = self.shelf.keys(file)[live], self.shelf.rows(file)
             first = 0
             while first < len(keys):
-                first += self._stage(keys[first:], rows[first:])
+                first += self._stage(keys, rows, live, first)
         self._counters.compactions += 1
         self._counters.compacted_rows += len(live)
 
@@ -226,16 +230,24 @@ class LiveRows:
             self._bound.room_after(ledger.rows, ledger.live, self.changed_rows, number, holder) >= 0
         )
 
-    def _stage(self, keys: Keys, rows: Floats) -> int:
-        """Copy as many rows as fit into the staged segment and return their number. A full segment is sealed."""
+    def _stage(self, keys: Keys, rows: Floats, positions: Int64s | None, start: int) -> int:
+        """Copy rows into the staged segment, from key `start` on, as many as fit; return their number.
+
+        A full segment is sealed.
+        """
         if self._staged is None:
             self._staged = self.shelf.stage()
         file = self._staged
         assert file.keys is not None
         assert file.rows is not None
+        keys = keys[start:]
         first, count = file.count, min(len(keys), self.shape.file_rows - file.count)
         file.keys[first : first + count] = keys[:count]
-        self._copy(file.rows[first : first + count], rows[:count])
+        staged = slice(start, start + count)
+        if positions is None:
+            self._copy(file.rows[first : first + count], rows[staged], None)
+        else:
+            self._copy(file.rows[first : first + count], rows, positions[staged])
         base = file.number * self.shape.file_rows + first
         with self.lock:
             file.count += count
@@ -250,16 +262,20 @@ class LiveRows:
                 self._seal()
         return count
 
-    def _copy(self, target: Floats, source: Floats) -> None:
-        if target.nbytes < 1 << 20:
-            target[:] = source
-            return
+    def _copy(self, target: Floats, source: Floats, positions: Int64s | None) -> None:
+        """Copy the rows at `positions` of `source`, by default all, to `target`."""
 
         def share(index: int, count: int) -> None:
             part = slice(len(target) * index // count, len(target) * (index + 1) // count)
-            target[part] = source[part]
+            if positions is None:
+                target[part] = source[part]
+            else:  # mode "raise" would make a copy; all positions are in range
+                np.take(source, positions[part], axis=0, out=target[part], mode="clip")
 
-        self._pool.shares(share)
+        if target.nbytes < 1 << 20:
+            share(0, 1)
+        else:
+            self._pool.shares(share)
 
     def _squeeze(self) -> None:
         """Remove the stale rows of the staged segment before it is written."""

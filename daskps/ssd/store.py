@@ -21,11 +21,12 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, CorruptionError, SnapshotError, StoreError
 from daskps.ssd import recovery
 from daskps.ssd.files import Files, disk_error, files_at
-from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
+from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, KEY_BYTES, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
 from daskps.ssd.live_rows import LiveRows
 from daskps.ssd.manifest import Manifest, Snapshot, State
 from daskps.ssd.options import HALF, Compactor, Counters, Options, Statistics
-from daskps.types import Bools, Floats, Keys, RowLayout
+from daskps.storage.row_store import Positions
+from daskps.types import Bools, Floats, Int64s, Keys, RowLayout
 
 
 class Store:
@@ -170,13 +171,17 @@ class Store:
 
         An append that raises may have stored the first part of its rows; it is safe to append all of them again.
         """
-        self._check_rows(keys, rows)
+        self.check_rows(keys, rows)
+        self.append_from(keys, rows, None)
+
+    def append_from(self, keys: Keys, rows: Floats, positions: Int64s | None) -> None:
+        """Insert or replace rows: of ``keys[i]`` the row ``rows[positions[i]]``. Arguments are not checked."""
         with self._writer:
             self._ready()
             self._stock.settle()
-            self._stock.append(keys, rows)
+            self._stock.append(keys, rows, positions)
             self._counters.appended_rows += len(keys)
-            self._counters.appended_bytes += keys.nbytes + rows.nbytes
+            self._counters.appended_bytes += len(keys) * (KEY_BYTES + self.shape.row_bytes)
             self._unsaved_rows += len(keys)
         self._nudge()
 
@@ -185,15 +190,22 @@ class Store:
 
         Rows of other keys are zeros, or unchanged if `out` is given.
         """
-        self._check_keys(keys)
+        self.check_keys(keys)
         if out is None:
             out = np.zeros((len(keys), self.shape.layout.width), np.float32)
-        self._check_rows(keys, out)
-        return out, self._stock.load(keys, out)
+        self.check_rows(keys, out)
+        return out, self._stock.load(keys, None, out)
+
+    def load_into(self, keys: Keys, positions: Positions, out: Floats) -> Bools:
+        """Copy the row of ``keys[i]`` to ``out[positions[i]]``; return a mask of the keys that were found.
+
+        Arguments are not checked.
+        """
+        return self._stock.load(keys, positions, out)
 
     def delete(self, keys: Keys) -> Bools:
         """Delete keys; return a mask of those that existed. The next snapshot makes it durable, as every change."""
-        self._check_keys(keys)
+        self.check_keys(keys)
         with self._writer:
             self._ready()
             found = self._stock.delete(keys)
@@ -408,12 +420,14 @@ class Store:
         if self._failure is not None:
             raise StoreError(f"{self._files.url}: an earlier write failed ({self._failure}); open the store again")
 
-    def _check_keys(self, keys: Keys) -> None:
+    def check_keys(self, keys: Keys) -> None:
+        """Raise ArgumentError unless `keys` is an array of keys."""
         if keys.dtype != np.uint64 or keys.ndim != 1 or not keys.flags.c_contiguous:
             raise ArgumentError(f"keys must be a contiguous (n,) array of uint64, got {keys.shape} of {keys.dtype}")
 
-    def _check_rows(self, keys: Keys, rows: Floats) -> None:
-        self._check_keys(keys)
+    def check_rows(self, keys: Keys, rows: Floats) -> None:
+        """Raise ArgumentError unless `keys` is an array of keys and `rows` has a row for each of them."""
+        self.check_keys(keys)
         wanted = (len(keys), self.shape.layout.width)
         if rows.dtype != np.float32 or rows.shape != wanted or not rows.flags.c_contiguous:
             raise ArgumentError(

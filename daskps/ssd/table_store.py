@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -27,6 +27,7 @@ from daskps.ssd.manifest import State
 from daskps.ssd.options import Options, Statistics
 from daskps.ssd.store import Store
 from daskps.storage.partition import Placement
+from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys, RowLayout
 
 FORMAT = "daskps-ssd-partitions"
@@ -161,29 +162,32 @@ class TableStore:
 
     def append(self, keys: Keys, rows: Floats) -> None:
         """Insert or replace rows; see Store.append."""
-        self._any_store()._check_rows(keys, rows)
+        self._any_store().check_rows(keys, rows)
         order, begins = self._split(keys)
-        keys, rows = self._take(keys, order), self._take(rows, order)
-        self._each(lambda number, store: store.append(keys[_part(begins, number)], rows[_part(begins, number)]))
+        grouped = self._take(keys, order)
+        # Each store copies its rows straight into the buffer of its segment.
+        self._each(
+            lambda number, store: store.append_from(grouped[_part(begins, number)], rows, order[_part(begins, number)])
+        )
 
-    def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
-        """Return the rows of the keys, and a mask of the keys that were found; see Store.load."""
-        store = self._any_store()
-        if out is None:
-            out = np.zeros((len(keys), store.shape.layout.width), np.float32)
-        store._check_rows(keys, out)
+    def start_load(self, keys: Keys, positions: Positions, out: Floats) -> TableLoading:
+        """Begin to copy the row of ``keys[i]`` to ``out[positions[i]]``; see RowStore.start_load."""
+        self._check_load(keys, positions, out)
         order, begins = self._split(keys)
         found = np.zeros(len(keys), np.bool_)
-        grouped = self._take(keys, order)
+        grouped, targets = self._take(keys, order), self._take(positions, order)
 
         def load(number: int, store: Store) -> None:
             part = _part(begins, number)
-            rows, there = store.load(grouped[part])
-            found[order[part]] = there
-            out[order[part] if there.all() else order[part][there]] = rows if there.all() else rows[there]
+            found[order[part]] = store.load_into(grouped[part], targets[part], out)
 
-        self._each(load)
-        return out, found
+        return TableLoading(self._start(load), found)
+
+    def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
+        """Return the rows of the keys, and a mask of the keys that were found; see Store.load."""
+        if out is None:
+            out = np.zeros((len(keys), self._any_store().shape.layout.width), np.float32)
+        return out, self.start_load(keys, np.arange(len(keys), dtype=np.uint32), out).wait()
 
     def reading_order(self, keys: Keys) -> Int64s:
         """Return the positions of the keys sorted by partition, so that pieces of a load read different files."""
@@ -191,7 +195,7 @@ class TableStore:
 
     def delete(self, keys: Keys) -> Bools:
         """Delete keys; return a mask of those that existed."""
-        self._any_store()._check_keys(keys)
+        self._any_store().check_keys(keys)
         order, begins = self._split(keys)
         grouped, found = self._take(keys, order), np.zeros(len(keys), np.bool_)
 
@@ -319,10 +323,19 @@ class TableStore:
 
     def _each(self, call: Callable[[int, Store], T]) -> list[T]:
         """Run `call` for all stores in parallel, wait for all, then raise the first error if there is one."""
-        futures = [self._waiters.submit(call, number, store) for number, store in self.stores.items()]
-        for future in futures:
-            future.exception()
-        return [future.result() for future in futures]
+        return _wait(self._start(call))
+
+    def _start(self, call: Callable[[int, Store], T]) -> list[Future[T]]:
+        return [self._waiters.submit(call, number, store) for number, store in self.stores.items()]
+
+    def _check_load(self, keys: Keys, positions: Positions, out: Floats) -> None:
+        store = self._any_store()
+        store.check_keys(keys)
+        store.check_rows(np.empty(len(out), np.uint64), out)
+        if positions.dtype != np.uint32 or positions.shape != keys.shape:
+            raise ArgumentError(f"positions must be {keys.shape} of uint32, got {positions.shape} of {positions.dtype}")
+        if len(positions) and int(positions.max()) >= len(out):
+            raise ArgumentError(f"position {positions.max()} is outside of `out`, which has {len(out)} rows")
 
     def _each_new(self, owned: Iterable[int] | None, make: Callable[[int], Store]) -> None:
         futures = {number: self._waiters.submit(make, number) for number in self._owned(owned)}
@@ -353,6 +366,25 @@ class TableStore:
 
     def _any_store(self) -> Store:
         return next(iter(self.stores.values()))
+
+
+class TableLoading:
+    """A load of rows from all partitions that has begun."""
+
+    def __init__(self, futures: list[Future[None]], found: Bools) -> None:
+        self._futures, self._found = futures, found
+
+    def wait(self) -> Bools:
+        """Wait until all rows are in `out`; return a mask of the keys that were found."""
+        _wait(self._futures)
+        return self._found
+
+
+def _wait(futures: list[Future[T]]) -> list[T]:
+    """Wait for all futures; return their results, or raise the first error."""
+    for future in futures:
+        future.exception()
+    return [future.result() for future in futures]
 
 
 def partition_name(number: int) -> str:

@@ -34,11 +34,23 @@ CHUNK = 10_000  # keys a Redis command
 class Nowhere:
     """A store without rows: everything the benchmark asks for is in memory."""
 
+    memory_bytes = buffer_bytes = disk_bytes = file_bytes = 0
+
     def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
         raise AssertionError(f"{len(keys)} rows were evicted: the benchmark's budget is too small")
 
-    def load(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        return out, np.zeros(len(keys), np.bool_)
+    def start_load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> Nowhere:
+        self._found = np.zeros(len(keys), np.bool_)
+        return self
+
+    def wait(self) -> np.ndarray:
+        return self._found
+
+    def delete(self, keys: np.ndarray) -> np.ndarray:
+        return np.zeros(len(keys), np.bool_)
+
+    def reading_order(self, keys: np.ndarray) -> np.ndarray:
+        return np.arange(len(keys))
 
     def prepare(self, snapshot_id: str) -> None:
         raise AssertionError("the benchmark takes no snapshot")

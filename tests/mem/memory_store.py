@@ -10,14 +10,50 @@ from daskps.errors import CapacityError
 from daskps.types import Field, RowLayout
 
 
-class MemoryStore:
+class EmptyStore:
+    """A `RowStore` that has no row, keeps none and takes no memory; a base for stores of tests."""
+
+    def __init__(self) -> None:
+        self.memory_bytes = 0  # of an index it pretends to have
+        self.buffer_bytes = self.disk_bytes = self.file_bytes = 0
+
+    def start_load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> "DelayedLoading":
+        return DelayedLoading(self, keys, positions, out)
+
+    def load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> np.ndarray:
+        return np.zeros(len(keys), np.bool_)
+
+    def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        pass
+
+    def delete(self, keys: np.ndarray) -> np.ndarray:
+        return np.zeros(len(keys), np.bool_)
+
+    def prepare(self, snapshot_id: str) -> None:
+        pass
+
+    def reading_order(self, keys: np.ndarray) -> np.ndarray:
+        return np.arange(len(keys))
+
+
+class DelayedLoading:
+    """A load that copies nothing before `wait`: who reads `out` earlier is found out."""
+
+    def __init__(self, store: EmptyStore, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
+        self._store, self._arguments = store, (keys, positions, out)
+
+    def wait(self) -> np.ndarray:
+        return self._store.load(*self._arguments)
+
+
+class MemoryStore(EmptyStore):
     """Rows by key in a dictionary, and snapshots of it."""
 
     def __init__(self, width: int, rows: dict[int, bytes] | None = None) -> None:
+        super().__init__()
         self.width = width
         self.rows = dict(rows or {})
         self.snapshots: dict[str, dict[int, bytes]] = {}
-        self.memory_bytes = 0  # of an index it pretends to have
         self.appends = 0
         self.appended_rows = 0
         self.loads = 0
@@ -30,15 +66,15 @@ class MemoryStore:
         for key, row in zip(keys.tolist(), rows, strict=True):
             self.rows[key] = row.tobytes()
 
-    def load(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> np.ndarray:
         self.loads += 1
-        out = np.empty((len(keys), self.width), np.float32) if out is None else out
-        found = np.zeros(len(keys), np.bool_)
-        for i, key in enumerate(keys.tolist()):
+        for key, position in zip(keys.tolist(), positions.tolist(), strict=True):
             if key in self.rows:
-                out[i] = np.frombuffer(self.rows[key], np.float32)
-                found[i] = True
-        return out, found
+                out[position] = np.frombuffer(self.rows[key], np.float32)
+        return np.array([key in self.rows for key in keys.tolist()], np.bool_)
+
+    def delete(self, keys: np.ndarray) -> np.ndarray:
+        return np.array([self.rows.pop(key, None) is not None for key in keys.tolist()], np.bool_)
 
     def prepare(self, snapshot_id: str) -> None:
         self.snapshots[snapshot_id] = dict(self.rows)

@@ -33,8 +33,15 @@ class Store:
         if grows:
             self.index.append(np.ones(32 * len(keys), np.uint8))
 
-    def load(self, keys, out):
-        return out, np.zeros(len(keys), np.bool_)
+    def start_load(self, keys, positions, out):
+        self.found = np.zeros(len(keys), np.bool_)
+        return self
+
+    def wait(self):
+        return self.found
+
+    def reading_order(self, keys):
+        return np.arange(len(keys))
 
     def prepare(self, snapshot_id):
         self.prepared = snapshot_id

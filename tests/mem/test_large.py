@@ -5,20 +5,20 @@ import pytest
 
 from daskps.device.pool import ComputePool
 from daskps.mem import MemPS, total
-from tests.mem.memory_store import bytes_for, initial, initial_rows, layout
+from tests.mem.memory_store import EmptyStore, bytes_for, initial, initial_rows, layout
 
 KEYS = 150_000
 WIDTH = 5
 
 
-class ArrayStore:
+class ArrayStore(EmptyStore):
     """A store over keys 0..KEYS-1, quick enough for many rows."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows = np.zeros((KEYS, WIDTH), np.float32)
         self.known = np.zeros(KEYS, np.bool_)
         self.prepared: dict[str, np.ndarray] = {}
-        self.memory_bytes = 0
         self.appends = 0
 
     def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
@@ -26,10 +26,10 @@ class ArrayStore:
         self.known[keys] = True
         self.appends += 1
 
-    def load(self, keys: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> np.ndarray:
         found = self.known[keys]
-        out[found] = self.rows[keys[found]]
-        return out, found
+        out[positions[found]] = self.rows[keys[found]]
+        return found
 
     def prepare(self, snapshot_id: str) -> None:
         self.prepared[snapshot_id] = np.where(self.known[:, None], self.rows, 0)

@@ -218,7 +218,7 @@ def test_a_repeated_key_is_refused_and_the_pull_can_be_made_again(store, pool, n
 def test_a_store_that_fails_leaves_nothing_pinned_and_the_pull_can_be_made_again(store, pool, monkeypatch) -> None:
     ps = partition(store, pool)
     train(ps, keys_of(1), 0, 1.0)
-    monkeypatch.setattr(store, "load", lambda keys, out: 1 / 0)
+    monkeypatch.setattr(store, "start_load", lambda keys, positions, out: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ps.pull(keys_of(1, 2), 1)
     assert ps.pinned_rows == 0
@@ -306,9 +306,9 @@ def test_keys_in_the_order_of_dedup_do_not_crowd_in_the_index(store, pool) -> No
 def test_pieces_of_a_batch_that_come_together_read_each_part_of_the_store_once(store, pool) -> None:
     parts: list[set[int]] = []
 
-    def load(keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def load(keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> np.ndarray:
         parts.append(set((keys % np.uint64(50)).tolist()))
-        return MemoryStore.load(store, keys, out)
+        return MemoryStore.load(store, keys, positions, out)
 
     ps = partition(store, pool, rows=1_000)
     store.load = load

@@ -12,23 +12,17 @@ import pytest
 
 from daskps.device.pool import ComputePool
 from daskps.mem import MemPS
-from tests.mem.memory_store import bytes_for, layout
+from tests.mem.memory_store import EmptyStore, bytes_for, layout
 
 BATCH_ACCESSES = 5_000
 
 
-class Forgetful:
+class Forgetful(EmptyStore):
     """A store that has every row, and keeps none."""
 
-    def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        pass
-
-    def load(self, keys: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        out[:] = 0
-        return out, np.ones(len(keys), np.bool_)
-
-    def prepare(self, snapshot_id: str) -> None:
-        pass
+    def load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> np.ndarray:
+        out[positions] = 0
+        return np.ones(len(keys), np.bool_)
 
 
 def zipf(accesses: int, keys: int, random: np.random.Generator, exponent: float = 1.0) -> np.ndarray:

@@ -21,7 +21,7 @@ from daskps.node.begin import IncarnationStart, check_begun
 from daskps.node.memory import CapacityReport
 from daskps.node.node import NodeInfo
 from daskps.reports import BatchReport, StageTime, Summary, validations_of
-from daskps.storage.model_directory import Epoch, SnapshotMeta
+from daskps.storage.model_directory import Epoch, SnapshotMeta, follow
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import BatchId
 from daskps.wire.client import PullResult
@@ -90,7 +90,7 @@ class SimNode:
         state = self.directory.state()
         path = f"{world.root}/tables/{table}"
         digests = self._published.digests(str(table)) if self._published is not None else {}
-        self.stores[str(table)] = world.shelf.open(
+        self.stores[str(table)] = world.row_folders.open(
             *(self.worker, path, world.placement, self.partition.owned(self.rank), self.snapshot),
             *(state.live, self.epoch.model, digests),
         )
@@ -338,7 +338,7 @@ class SimNode:
 
     async def confirm(self, live: tuple[str, ...]) -> None:
         for store in self.stores.values():
-            await self.work(lambda store=store: store.follow(live))
+            await self.work(lambda store=store: [follow(partition, live) for partition in store.stores.values()])
 
     async def evaluate(self, batch: int) -> dict[str, float]:
         """Look up keys that every node knows of, and some that nobody does; they are as after the batch."""

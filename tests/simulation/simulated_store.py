@@ -1,6 +1,6 @@
 """Where the rows of a simulated cluster are: dictionaries over the simulated disk, or the real disk tier.
 
-The first is cheap to open and loses unsynced writes; the second (`RealShelf`) is what nodes use.
+The first is cheap to open and loses unsynced writes; the second (`RealRowFolders`) is what nodes use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from daskps.ssd.format import MANIFEST
 from daskps.ssd.table_store import partition_name
 from daskps.storage.files import Files
 from daskps.storage.log import checksum
-from daskps.storage.model_directory import Snapshot, follow, settle
+from daskps.storage.model_directory import Snapshot, settle
 from daskps.storage.partition import Placement
 from daskps.types import RowLayout
 
@@ -107,65 +107,62 @@ def _model_of(content: bytes) -> str:
     return content.partition(b"\n")[0].decode()
 
 
-class SimulatedStore:
-    """Several partitions as one row store, as MEM-PS sees it."""
+class SimulatedLoading:
+    """A load that copies nothing before `wait`: who reads `out` earlier gets other rows."""
 
-    def __init__(self, partitions: dict[int, SimulatedPartition], placement: Placement, width: int) -> None:
-        self.partitions = partitions
+    def __init__(self, parts: list[dict[int, bytes]], keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
+        self._parts, self._keys, self._positions, self._out = parts, keys, positions, out
+
+    def wait(self) -> np.ndarray:
+        found = np.zeros(len(self._keys), np.bool_)
+        for i, (key, part) in enumerate(zip(self._keys.tolist(), self._parts, strict=True)):
+            if key in part:
+                self._out[self._positions[i]] = np.frombuffer(part[key], np.float32)
+                found[i] = True
+        return found
+
+
+class SimulatedStore:
+    """Several partitions as one row store, as MEM-PS sees it. Its memory and disk do not count."""
+
+    memory_bytes = buffer_bytes = disk_bytes = file_bytes = 0
+
+    def __init__(self, stores: dict[int, SimulatedPartition], placement: Placement) -> None:
+        self.stores = stores
         self._placement = placement
-        self._width = width
 
     def _parts(self, keys: np.ndarray) -> list[dict[int, bytes]]:
-        return [self.partitions[part].rows for part in self._placement.of(keys, POOL).tolist()]
+        return [self.stores[part].rows for part in self._placement.of(keys, POOL).tolist()]
 
     def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
         for key, part, row in zip(keys.tolist(), self._parts(keys), rows, strict=True):
             part[key] = row.tobytes()
 
-    def load(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        out = np.zeros((len(keys), self._width), np.float32) if out is None else out
-        found = np.zeros(len(keys), np.bool_)
-        for place, (key, part) in enumerate(zip(keys.tolist(), self._parts(keys), strict=True)):
-            if key in part:
-                out[place] = np.frombuffer(part[key], np.float32)
-                found[place] = True
-        return out, found
+    def start_load(self, keys: np.ndarray, positions: np.ndarray, out: np.ndarray) -> SimulatedLoading:
+        return SimulatedLoading(self._parts(keys), keys, positions, out)
+
+    def delete(self, keys: np.ndarray) -> np.ndarray:
+        parts = zip(keys.tolist(), self._parts(keys), strict=True)
+        return np.array([part.pop(key, None) is not None for key, part in parts], np.bool_)
+
+    def reading_order(self, keys: np.ndarray) -> np.ndarray:
+        return self._placement.split(keys, POOL)[0]
 
     def prepare(self, snapshot_id: str) -> None:
-        for partition in self.partitions.values():
+        for partition in self.stores.values():
             partition.prepare(snapshot_id)
 
     def digests(self, snapshot_id: str) -> dict[str, str]:
-        return {partition_name(part): partition.digest(snapshot_id) for part, partition in self.partitions.items()}
-
-    def follow(self, live: Iterable[str]) -> None:
-        for partition in self.partitions.values():
-            follow(partition, live)
+        return {partition_name(part): partition.digest(snapshot_id) for part, partition in self.stores.items()}
 
     def close(self) -> None:
         pass  # its locks go with the process
 
 
-class RealStore:
-    """The same over `daskps.ssd`."""
-
-    def __init__(self, partitions: TableStore) -> None:
-        self._partitions = partitions
-        self.append, self.load, self.prepare = partitions.append, partitions.load, partitions.prepare
-        self.digests = partitions.digests
-
-    def follow(self, live: Iterable[str]) -> None:
-        for partition in self._partitions.stores.values():
-            follow(partition, live)
-
-    def close(self) -> None:
-        self._partitions.close()  # what no snapshot holds is lost, as in a crash
-
-
 Rows = Callable[[], dict[int, bytes]]  # reads all rows of a table
 
 
-class SegmentFiles(Protocol):
+class RowFolders(Protocol):
     """Opens one table's rows for a node or a reader, and looks at them for the checks."""
 
     def open(
@@ -187,7 +184,7 @@ class SegmentFiles(Protocol):
     def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]: ...
 
 
-class SimulatedShelf:
+class SimulatedRowFolders:
     """Dictionaries over the simulated disk. `locks` are those of all machines: disk and path to process."""
 
     def __init__(self, layout: RowLayout) -> None:
@@ -220,7 +217,7 @@ class SimulatedShelf:
             else:
                 partition.open(snapshot, digests[partition_name(part)])
             settle(partition, live)
-        return SimulatedStore(parts, placement, self._layout.width)
+        return SimulatedStore(parts, placement)
 
     def release(self, process: Any) -> None:
         for place in [place for place, holder in self.locks.items() if holder is process]:
@@ -278,7 +275,7 @@ class SimulatedShelf:
         return restore
 
 
-class RealShelf:
+class RealRowFolders:
     """The disk tier in a real folder. Dying is closing: nothing unsynced is lost, but nothing is committed either."""
 
     def __init__(self, layout: RowLayout) -> None:
@@ -295,7 +292,7 @@ class RealShelf:
         live: tuple[str, ...],
         model: str,
         digests: Mapping[str, str],
-    ) -> RealStore:
+    ) -> TableStore:
         rows = open_rows(
             *(path, self._layout),
             placement=placement,
@@ -308,7 +305,7 @@ class RealShelf:
             options=self._options,
         )
         process.stores.append(rows)
-        return RealStore(rows)
+        return rows
 
     def release(self, process: Any) -> None:
         while process.stores:

@@ -44,7 +44,7 @@ class SimWorker(Process):
     async def _control(self, verb: str, run: str, epoch: int, *values: Any) -> Any:
         if verb == "begin":
             if not (epoch or values[1:]):  # of what a node without a driver has, the driver asks anyway
-                self.world.shelf.check_outlived()
+                self.world.row_folders.check_outlived()
             taken = take_over(self.directory(), run, epoch)
             snapshot = self.directory().resume_point()
             self.world.check_snapshot(snapshot)

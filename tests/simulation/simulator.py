@@ -50,7 +50,7 @@ from tests.simulation.simloop import SimLoop, sleep
 from tests.simulation.simulated_cluster import SimCluster
 from tests.simulation.simulated_directory import Entries, SimLog, pack, unpack
 from tests.simulation.simulated_reader import SimReader
-from tests.simulation.simulated_store import RealShelf, Rows, SimulatedShelf
+from tests.simulation.simulated_store import RealRowFolders, Rows, SimulatedRowFolders
 from tests.simulation.simulated_worker import SimWorker
 
 
@@ -73,7 +73,7 @@ class World:
         self.placement = Placement(self.schedule.partitions, self.schedule.partition_by)  # type: ignore[arg-type]
         self.root = "model" if folder is None else f"{folder}/model"
         self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()
-        self.shelf: Any = SimulatedShelf(self.layout) if folder is None else RealShelf(self.layout)
+        self.row_folders: Any = SimulatedRowFolders(self.layout) if folder is None else RealRowFolders(self.layout)
         self.entries: Entries = {}
         self.aside = random.Random(seed + 3)  # for readers and misfits: the run itself is the same without them
         self.by_name: dict[str, SimWorker] = {}
@@ -118,7 +118,7 @@ class World:
         return ModelDirectory(self.root, files, clock=lambda: 0.0, log=log, pack=pack, unpack=unpack)
 
     def release(self, process: Process) -> None:
-        self.shelf.release(process)
+        self.row_folders.release(process)
 
     def outlive(self, process: Process) -> None:
         """A process was killed: its locks go, at once or when the file server notices."""
@@ -258,7 +258,7 @@ class World:
     def tables_of(self, process: Process, found: Snapshot) -> list[Rows]:
         """The rows of each table of a snapshot, for a process that only reads."""
         paths = [f"{self.root}/tables/{table}" for table in range(self.schedule.tables)]
-        return [self.shelf.reader(process, path, self.placement, found) for path in paths]
+        return [self.row_folders.reader(process, path, self.placement, found) for path in paths]
 
     def check_end(self, snapshot: str | None, progress: Progress) -> None:
         """The model on disk, read as a stranger would: nothing left over, and whole after a power cut."""
@@ -281,7 +281,7 @@ class World:
         live = set(directory.state().live)
         assert set(self.disk.list(f"{self.root}/snapshots")) == live
         for table in range(self.schedule.tables):
-            for found in self.shelf.snapshots(process, f"{self.root}/tables/{table}", self.placement):
+            for found in self.row_folders.snapshots(process, f"{self.root}/tables/{table}", self.placement):
                 assert found == (set(), live)
 
     # -------------------------------------------------------------------- the run
@@ -398,7 +398,7 @@ class World:
         table, part = self.aside.randrange(self.schedule.tables), self.aside.randrange(self.placement.partitions)
         path, name = f"{self.root}/tables/{table}", None if snapshot is None else snapshot.id
         await sleep(0.0 if self.simulated else 1.0)  # until real stores are closed
-        restore, self.misplaced = self.shelf.misplace(driver, path, part, name, kind), True
+        restore, self.misplaced = self.row_folders.misplace(driver, path, part, name, kind), True
         job = self.job(3)
         self.start_workers(job.cluster.nodes)
         await self.refuse(driver, job, StoreError if snapshot is None else CorruptionError)
