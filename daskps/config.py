@@ -20,6 +20,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
 
 from daskps.errors import ConfigError
+from daskps.hbm.optimizer import OPTIMIZERS, OptimizerKind
 from daskps.settings import explain, is_url, nearest
 from daskps.version import KEY_RULE
 
@@ -168,7 +169,7 @@ class Optimizer(Settings):
     network. A field that the kind does not use is an error.
     """
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = Field(
+    kind: OptimizerKind = Field(
         default="adagrad", description="Rule of the update; the network learns with sgd, adagrad or adam."
     )
     learning_rate: LearningRate = Field(default=0.05, description="Factor of every update; above 0.")
@@ -193,14 +194,7 @@ class Optimizer(Settings):
     @property
     def known_fields(self) -> set[str]:
         """Names of the fields that the kind uses."""
-        own: dict[str, set[str]] = {
-            "sgd": set(),
-            "adagrad": {"epsilon", "initial_accumulator"},
-            "rowwise_adagrad": {"epsilon", "initial_accumulator"},
-            "adam": {"epsilon", "beta1", "beta2"},
-            "ftrl": {"initial_accumulator", "l1", "beta"},
-        }
-        return own[self.kind] | {"kind", "learning_rate", "l2", "clip_norm"}
+        return {*OPTIMIZERS[self.kind].settings, "kind", "learning_rate", "l2", "clip_norm"}
 
     @pydantic.model_validator(mode="after")
     def _fields_of_the_kind(self) -> Optimizer:
@@ -213,13 +207,7 @@ class Optimizer(Settings):
     def _divides_by_more_than_0(self, info: pydantic.ValidationInfo) -> Optimizer:
         if info.context == RECORDED:
             return self
-        divisors: dict[str, tuple[str, ...]] = {
-            "adagrad": ("epsilon", "initial_accumulator"),
-            "rowwise_adagrad": ("epsilon", "initial_accumulator"),
-            "adam": ("epsilon",),
-            "ftrl": ("beta", "initial_accumulator", "l2"),
-        }
-        names = divisors.get(self.kind, ())
+        names = OPTIMIZERS[self.kind].divisors
         if names and not any(_float32(getattr(self, name)) for name in names):
             raise ValueError(
                 f"{names[0]} = {getattr(self, names[0])}: {self.kind} would divide 0 by 0 at the first gradient of 0; "

@@ -332,7 +332,7 @@ class Model:
 
     def fields(self, table: str | None = None) -> dict[str, int]:
         """Return the fields of a row, with the number of values of each."""
-        return {field.name: field.count for field in self._specs[self._number(table)].layout.fields}
+        return {field.name: field.width for field in self._specs[self._number(table)].layout.fields}
 
     def layout(self, table: str | None = None) -> RowLayout:
         """Return the layout of a row."""

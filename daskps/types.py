@@ -6,6 +6,7 @@ Shapes: B examples, S slots, K occurrences of keys, U distinct keys, W fields of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -18,43 +19,62 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
+# How the values that replicas of a row have in one field become one value, with `train.sync_every` above 1.
+Merge: TypeAlias = Literal["mean", "sum", "max"]
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Named group of `count` consecutive 4-byte values inside a row."""
+    """Named group of `width` consecutive 4-byte values inside a row.
+
+    `merge` says how replicas are merged: `mean` of their values, `sum` of what each has added since the last merge, or
+    the largest value (`max`). It is a rule of the job. Files do not record it, and it does not make layouts different.
+    """
 
     name: str
-    count: int
+    width: int
     dtype: Literal["float32", "uint32"] = "float32"
+    merge: Merge = dataclass_field(default="mean", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Fields of a row, in order. Rows are float32 arrays (n, width); uint32 fields are views of the same bits."""
+    """Fields of a row, in order. Rows are float32 arrays (n, width); uint32 fields are views of the same bits.
+
+    >>> layout = RowLayout((Field("embedding", 4), Field("accumulator", 4), Field("shows", 1, "uint32", "sum")))
+    >>> layout.width, layout.place("accumulator")
+    (9, slice(4, 8, None))
+    """
 
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
-        if not names or len(set(names)) != len(names) or any(field.count < 1 for field in self.fields):
+        if not names or len(set(names)) != len(names) or any(field.width < 1 for field in self.fields):
             raise ValueError(f"a row needs named fields of at least one value, each name once; got {self.fields}")
 
     @property
     def width(self) -> int:
         """Number of 4-byte values in a row."""
-        return sum(field.count for field in self.fields)
+        return sum(field.width for field in self.fields)
 
     @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
         return 4 * self.width
 
+    @property
+    def has_sums(self) -> bool:
+        """True if a field is merged by `sum`, which needs the row's values after the last merge."""
+        return any(field.merge == "sum" for field in self.fields)
+
     def place(self, name: str) -> slice:
         """Return the columns of field `name`."""
         start = 0
         for field in self.fields:
             if field.name == name:
-                return slice(start, start + field.count)
-            start += field.count
+                return slice(start, start + field.width)
+            start += field.width
         raise KeyError(f"no field {name!r} in this row; it has {[field.name for field in self.fields]}")
 
 

@@ -66,7 +66,7 @@ def export(model: str, output: Path, kind: str, state: bool, snapshot: str | Non
                     "slots": list(opened.slots[table]),
                     "pooling": opened.job.tables[table].pooling,
                     "initialiser": opened.job.tables[table].initialiser.model_dump(),  # for keys without a row
-                    "fields": {field.name: field.count for field in _fields(opened, table, state)},
+                    "fields": {field.name: field.width for field in _fields(opened, table, state)},
                 }
                 for table in opened.tables
             },
@@ -111,12 +111,12 @@ def _values(rows: Floats, layout: RowLayout, field: Field) -> np.ndarray[Any, An
 def _write_parquet(model: Model, table: str, fields: list[Field], output: Path) -> int:
     layout, total = model.layout(table), 0
     kinds = {field.name: pa.uint32() if field.dtype == "uint32" else pa.float32() for field in fields}
-    columns = [(field.name, pa.list_(kinds[field.name], field.count)) for field in fields]
+    columns = [(field.name, pa.list_(kinds[field.name], field.width)) for field in fields]
     schema = pa.schema([("key", pa.uint64()), *columns])
     with pq.ParquetWriter(output / f"{table}.parquet", schema, compression="zstd") as writer:
         for keys, rows in model.scan(table):
             lists = [
-                pa.FixedSizeListArray.from_arrays(pa.array(_values(rows, layout, field).reshape(-1)), field.count)
+                pa.FixedSizeListArray.from_arrays(pa.array(_values(rows, layout, field).reshape(-1)), field.width)
                 for field in fields
             ]
             writer.write_table(pa.Table.from_arrays([pa.array(keys), *lists], schema=schema))
@@ -129,7 +129,7 @@ def _write_numpy(model: Model, table: str, fields: list[Field], output: Path) ->
     keys_out = np.lib.format.open_memmap(output / f"{table}.keys.npy", "w+", np.uint64, (total,))
     outs = {
         field.name: np.lib.format.open_memmap(
-            output / f"{table}.{field.name}.npy", "w+", np.dtype(field.dtype), (total, field.count)
+            output / f"{table}.{field.name}.npy", "w+", np.dtype(field.dtype), (total, field.width)
         )
         for field in fields
     }

@@ -152,7 +152,8 @@ class CudaDevice:
 
     def _convert(self, kernel: str, argument: Argument, value: Any) -> Any:
         if not argument.pointer:
-            return argument.dtype.type(argument.scalar(kernel, value))
+            value = argument.by_value(kernel, value)
+            return value if argument.dtype.names else argument.dtype.type(value)
         if value is None:
             return np.uint64(0)
         if not self.holds(value):

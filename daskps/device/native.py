@@ -1,7 +1,8 @@
 """Kernels compiled for the CPU: loads the shared library and calls its functions by name, with checked arguments.
 
-Input: the name of a kernel and keyword arguments. Output: a call into the library, without the GIL. Argument names and
-types are read from the kernel's source, so they are declared only once.
+Input: the name of a kernel and keyword arguments. Output: a call into the library, without the GIL. Names and types of
+arguments, and the fields of structs that are passed by value, are read from the kernel's source, so they are declared
+only once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from daskps.errors import ArgumentError, NativeLibraryError
 
@@ -28,7 +30,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int64_t": np.dtype(np.int64),
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
-    # structs of 8-byte words; kernels/*.cuh declare and document their fields
+    # structs of 8-byte words that arrays hold; kernels/*.cuh declare and document their fields
     "Slot": np.dtype(np.uint64),
     "Shard": np.dtype(np.uint64),
     "Source": np.dtype(np.uint64),
@@ -41,6 +43,45 @@ _DECLARATION = re.compile(r"^(KERNEL|CPU_KERNEL|NATIVE)\(\s*(.*?)\)\s*\{", re.DO
 _ARGUMENT = re.compile(r"^(const\s+)?(\w+)\s*(\*?)\s*(?:const\s+)?(?:__restrict__\s+)?(\w+)$")
 
 
+_STRUCT = re.compile(r"^struct (\w+) \{([^{}]*)\};", re.MULTILINE)
+_MEMBERS = re.compile(r"^(\w+) (\w+(?:, \w+)*)$")
+
+
+def structs(source: str) -> dict[str, np.dtype[Any]]:
+    """Return the structs in the text `source` whose members are all numbers, as dtypes with the layout of C."""
+    found = {}
+    for name, body in _STRUCT.findall(re.sub(r"//[^\n]*", "", source)):
+        lines = [_MEMBERS.match(line.strip()) for line in body.split(";") if line.strip()]
+        if all(line is not None and line[1] in DTYPES for line in lines):
+            members = [(member, DTYPES[line[1]]) for line in lines if line for member in line[2].split(", ")]
+            found[name] = np.dtype(members, align=True)
+    return found
+
+
+@functools.cache
+def struct_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a struct that kernels take by value; kernels/*.cuh declare it."""
+    from daskps.device.compile import KERNELS
+
+    known: dict[str, np.dtype[Any]] = {}
+    for path in sorted(KERNELS.glob("*.cuh")):
+        known |= structs(path.read_text())
+    if name not in known:
+        raise ValueError(f"no struct {name} of numbers in kernels/*.cuh; known are {', '.join(known)}")
+    return known[name]
+
+
+def make_struct(name: str, **values: float) -> np.void:
+    """Return a struct to pass to a kernel by value; every member must be given."""
+    dtype = struct_dtype(name)
+    members = dtype.names or ()
+    if values.keys() != set(members):
+        missing, extra = set(members) - values.keys(), values.keys() - set(members)
+        raise ArgumentError(f"struct {name}: missing {sorted(missing)}, unknown {sorted(extra)}")
+    made: Any = np.array(tuple(values[member] for member in members), dtype)
+    return made[()]  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a kernel."""
@@ -51,9 +92,13 @@ class Argument:
     pointer: bool
     constant: bool
 
-    def scalar(self, owner: str, value: Any) -> int | float:
-        """Convert `value` to a Python number. Raise ArgumentError if it does not fit the declared width: ctypes and
-        CUDA would truncate it without an error."""
+    def by_value(self, owner: str, value: Any) -> Any:
+        """Return `value` as a Python number, or as the struct that it is. Raise ArgumentError if it does not fit the
+        declared type: ctypes and CUDA would truncate it without an error."""
+        if self.dtype.names:
+            if getattr(value, "dtype", None) != self.dtype:
+                raise ArgumentError(f"{owner}: {self.name} wants a struct {self.type_name}, made by make_struct")
+            return value
         if self.dtype.kind == "f":
             return float(value)
         number = int(value)
@@ -82,9 +127,10 @@ class Signature:
 
 def _argument(text: str, owner: str) -> Argument:
     match = _ARGUMENT.match(" ".join(text.split()))
-    if match is None or match[2] not in DTYPES:
+    if match is None or (match[3] and match[2] not in DTYPES):
         raise ValueError(f"{owner}: cannot read the argument {text.strip()!r}; known types: {', '.join(DTYPES)}")
-    return Argument(match[4], match[2], DTYPES[match[2]], bool(match[3]), bool(match[1]))
+    dtype = DTYPES[match[2]] if match[2] in DTYPES else struct_dtype(match[2])
+    return Argument(match[4], match[2], dtype, bool(match[3]), bool(match[1]))
 
 
 def signatures(source: str) -> list[Signature]:
@@ -109,6 +155,14 @@ _CTYPES = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
 }
+
+
+@functools.cache
+def _ctype(argument: Argument) -> Any:
+    """Return the type by which ctypes passes an argument by value."""
+    return np.ctypeslib.as_ctypes_type(argument.dtype) if argument.dtype.names else _CTYPES[argument.type_name]
+
+
 _FIRST_BYTE: Any = ctypes.c_char.from_buffer
 _PLACEHOLDER = np.empty(8, np.uint64)  # kernels get this address for an empty array: never read, but not null
 _PLACEHOLDER_ADDRESS = _PLACEHOLDER.ctypes.data
@@ -165,9 +219,9 @@ class Function:
         self._names = frozenset(argument.name for argument in signature.arguments)
         self._plan = [(a, a.name, a.dtype if a.pointer else None) for a in signature.arguments]
         self._symbol = symbol
-        scalars = [ctypes.c_void_p if a.pointer else _CTYPES[a.type_name] for a in signature.arguments]
+        types = [ctypes.c_void_p if a.pointer else _ctype(a) for a in signature.arguments]
         shares = [ctypes.c_int64, ctypes.c_int64] if signature.kernel else []
-        symbol.argtypes = [*scalars, *shares]
+        symbol.argtypes = [*types, *shares]
         symbol.restype = _CTYPES[signature.result]
 
     def __call__(self, **values: Any) -> Any:
@@ -198,7 +252,8 @@ class Function:
 
     def _convert(self, argument: Argument, value: Any) -> Any:
         if not argument.pointer:
-            return argument.scalar(self.signature.name, value)
+            value = argument.by_value(self.signature.name, value)
+            return _ctype(argument).from_buffer_copy(value) if argument.dtype.names else value
         if value is None:
             return None
         if not isinstance(value, np.ndarray):
@@ -253,3 +308,15 @@ class Library:
 def library() -> Library:
     """Return the library of this process; the first call loads it."""
     return Library(library_folder() / f"daskps-{variant()}.so")
+
+
+def mix_keys(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the 64-bit hash of each number: mix64 of kernels/dialect.cuh."""
+    mixed = np.empty_like(keys)
+    library().mix_keys(keys=keys, n=keys.size, seed=0, mixed=mixed)  # mix64(0) is 0
+    return mixed
+
+
+def mix64(x: int) -> int:
+    """Return the 64-bit hash of one number, which is taken modulo 2^64."""
+    return int(mix_keys(np.array([x % 2**64], np.uint64))[0])

@@ -105,7 +105,7 @@ def update_rows(
         "gradient_update",
         len(groups.bags),
         **_gradient_values(device, groups, sources),
-        **optimizer.launch_values(weight),
+        optimizer=optimizer.kernel_struct(weight),
         touched=groups.touched,
         dim=sources.dim,
         width=rows.shape[1],
@@ -170,7 +170,7 @@ def apply_sums(
         sums=sums,
         touched=touched,
         touched_count=len(touched),
-        **optimizer.launch_values(weight),
+        optimizer=optimizer.kernel_struct(weight),
         dim=dim,
         width=rows.shape[1],
         rows=rows,
@@ -197,7 +197,7 @@ def _gradient_values(device: Device, groups: Groups, sources: Sources) -> dict[s
 def _check_rows(call: str, device: Device, optimizer: Optimizer, weight: float, dim: int, rows: Array) -> None:
     check_array(call, "rows", rows, device, np.float32, (None, None))
     check_dim(call, dim, rows.shape[1])
-    wanted = sum(field.count for field in optimizer_fields(optimizer.kind, dim))
+    wanted = sum(field.width for field in optimizer_fields(optimizer.kind, dim))
     if rows.shape[1] < wanted:
         raise ArgumentError(
             f"{call}: {optimizer.kind} on {dim} dimensions wants rows of at least {wanted} values, got "

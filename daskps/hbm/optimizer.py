@@ -1,6 +1,9 @@
-"""Row optimizers: their settings, the state fields that they keep in a row, and the initial values of all fields.
+"""Row optimizers, one record per kind, and initial rows.
 
-Initial rows depend only on (seed, table, key), so tiers, batches and nodes do not change them.
+Input: the settings of an optimizer. Output: the fields that it keeps in a row with their initial values, and the
+arguments of its kernel. Initial rows depend only on (seed, table, key), so tiers, batches and nodes do not change them.
+
+To add a kind: a record in OPTIMIZERS here, its formula in kernels/optimizer.cuh, a line in nn/OPTIMIZERS.md.
 """
 
 from __future__ import annotations
@@ -8,16 +11,133 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from daskps.device.device import Array, Device, check_array
+from daskps.device.native import make_struct, mix64, struct_dtype
 from daskps.errors import ArgumentError
-from daskps.types import Field, RowLayout
+from daskps.types import Field, Merge, RowLayout
 
-_KINDS = {"constant": 0, "uniform": 1, "normal": 2}
-_MASK = 2**64 - 1
+OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """A field of optimizer state in a row."""
+
+    name: str
+    per_row: bool = False  # True: one value; False: one per dimension of the embedding
+    dtype: Literal["float32", "uint32"] = "float32"
+    merge: Merge = "mean"
+    initial: str | None = None  # the setting that is its initial value; None: 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptimizer:
+    """A kind of row optimizer: what its name stands for, except the formula."""
+
+    number: int  # in the enum of kernels/optimizer.cuh
+    settings: tuple[str, ...] = ()  # its own, beside kind, learning_rate, l2 and clip_norm
+    state: tuple[StateField, ...] = ()  # fields of a row, after the embedding
+    divisors: tuple[str, ...] = ()  # one of these settings must be above 0, or a zero gradient would be divided by 0
+
+
+_ACCUMULATOR = StateField("accumulator", initial="initial_accumulator")
+
+OPTIMIZERS: dict[OptimizerKind, RowOptimizer] = {
+    "sgd": RowOptimizer(0),
+    "adagrad": RowOptimizer(
+        1,
+        settings=("epsilon", "initial_accumulator"),
+        state=(_ACCUMULATOR,),
+        divisors=("epsilon", "initial_accumulator"),
+    ),
+    "rowwise_adagrad": RowOptimizer(
+        2,
+        settings=("epsilon", "initial_accumulator"),
+        state=(StateField("accumulator", per_row=True, initial="initial_accumulator"),),
+        divisors=("epsilon", "initial_accumulator"),
+    ),
+    "adam": RowOptimizer(
+        3,
+        settings=("epsilon", "beta1", "beta2"),
+        state=(
+            StateField("momentum"),
+            StateField("variance"),
+            StateField("steps", per_row=True, dtype="uint32", merge="max"),
+        ),
+        divisors=("epsilon",),
+    ),
+    "ftrl": RowOptimizer(
+        4,
+        settings=("initial_accumulator", "l1", "beta"),
+        state=(_ACCUMULATOR, StateField("linear")),
+        divisors=("beta", "initial_accumulator", "l2"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """Settings of a row optimizer. A step clips the gradient to `clip_norm`, adds `l2` times the embedding, and then
+    applies the rule of `kind`; daskps/nn/OPTIMIZERS.md has the formulas. Settings that the kind does not use are
+    ignored.
+    """
+
+    kind: OptimizerKind
+    learning_rate: float
+    epsilon: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    beta: float = 1e-5
+    l1: float = 0.0
+    l2: float = 0.0
+    clip_norm: float = 0.0  # 0: no clipping
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        _record(self.kind)
+        positive = {"learning_rate": self.learning_rate}
+        not_negative = {
+            name: getattr(self, name) for name in ("epsilon", "beta", "l1", "l2", "clip_norm", "initial_accumulator")
+        }
+        below_one = {"beta1": self.beta1, "beta2": self.beta2}
+        wrong = [f"{name}={value} (wants > 0)" for name, value in positive.items() if not 0 < value < math.inf]
+        wrong += [f"{name}={value} (wants >= 0)" for name, value in not_negative.items() if not 0 <= value < math.inf]
+        wrong += [f"{name}={value} (wants 0 <= and < 1)" for name, value in below_one.items() if not 0 <= value < 1]
+        if wrong:
+            raise ArgumentError(f"optimizer {self.kind}: {', '.join(wrong)}")
+
+    def kernel_struct(self, weight: float) -> np.void:
+        """Return `struct Optimizer` of kernels/optimizer.cuh for a step of this total example weight, by which the
+        gradient sums are divided."""
+        names = struct_dtype("Optimizer").names or ()
+        settings = {name: getattr(self, name) for name in names if name not in ("kind", "factor")}
+        return make_struct("Optimizer", kind=OPTIMIZERS[self.kind].number, factor=2.0**-36 / weight, **settings)
+
+
+def optimizer_fields(kind: OptimizerKind, dim: int) -> tuple[Field, ...]:
+    """Return the first fields of a row: the embedding, then the optimizer's state."""
+    state = (Field(f.name, 1 if f.per_row else dim, f.dtype, f.merge) for f in _record(kind).state)
+    return (Field("embedding", dim), *state)
+
+
+def state_initialisers(optimizer: Optimizer) -> dict[str, Initialiser]:
+    """Return the initialisers of the state fields. Fields without one start at zero."""
+    state = OPTIMIZERS[optimizer.kind].state
+    return {f.name: Initialiser("constant", getattr(optimizer, f.initial)) for f in state if f.initial is not None}
+
+
+def _record(kind: str) -> RowOptimizer:
+    for name, record in OPTIMIZERS.items():
+        if name == kind:
+            return record
+    raise ArgumentError(f"unknown optimizer {kind!r}; use one of {sorted(OPTIMIZERS)}")
+
+
+_DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2}  # the enum of kernels/initial.cu
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +150,7 @@ class Initialiser:
     b: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS or not np.isfinite([self.a, self.b]).all():
+        if self.kind not in _DISTRIBUTIONS or not np.isfinite([self.a, self.b]).all():
             raise ArgumentError(f"an initialiser is constant, uniform or normal with finite numbers, got {self}")
         if (self.kind == "uniform" and self.a > self.b) or (self.kind == "normal" and self.b < 0):
             raise ArgumentError(f"uniform wants a <= b, and normal a standard deviation b >= 0, got {self}")
@@ -38,7 +158,7 @@ class Initialiser:
 
 def initial_salt(seed: int, table: int) -> int:
     """Return the 64-bit hash of (seed, table), computed as in the kernels."""
-    return _mix64((_mix64(seed & _MASK) + (table & _MASK) * 0x9E3779B97F4A7C15) & _MASK)
+    return mix64(mix64(seed) + table * 0x9E3779B97F4A7C15)
 
 
 def initialise_columns(
@@ -72,7 +192,7 @@ def initialise_columns(
         positions=positions,
         n=len(keys),
         salt=initial_salt(seed, table),
-        kind=_KINDS[initialiser.kind],
+        kind=_DISTRIBUTIONS[initialiser.kind],
         a=initialiser.a,
         b=initialiser.b,
         column=columns.start,
@@ -109,85 +229,3 @@ def initialise_rows(
             table=table,
             positions=positions,
         )
-
-
-def _mix64(x: int) -> int:
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
-    return x ^ (x >> 31)
-
-
-OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
-KINDS: dict[str, int] = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "ftrl": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """Settings of a row optimizer. A step clips the gradient to `clip_norm`, adds `l2` times the embedding, and then
-    applies the rule of `kind`.
-
-    daskps/nn/OPTIMIZERS.md has the formulas. adagrad and rowwise_adagrad divide by ``sqrt(accumulator) + epsilon``;
-    rowwise_adagrad has one accumulator per row, of the mean square. adam counts the steps of each row separately. ftrl
-    is FTRL-Proximal with `beta`, `l1` and `l2`.
-    """
-
-    kind: OptimizerKind
-    learning_rate: float
-    epsilon: float = 1e-8
-    beta1: float = 0.9  # adam
-    beta2: float = 0.999  # adam
-    beta: float = 1e-5  # ftrl
-    l1: float = 0.0  # ftrl
-    l2: float = 0.0
-    clip_norm: float = 0.0  # 0: no clipping
-    initial_accumulator: float = 0.0  # adagrad, rowwise_adagrad, ftrl
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ArgumentError(f"unknown optimizer {self.kind!r}; use one of {sorted(KINDS)}")
-        positive = {"learning_rate": self.learning_rate}
-        not_negative = {
-            name: getattr(self, name) for name in ("epsilon", "beta", "l1", "l2", "clip_norm", "initial_accumulator")
-        }
-        below_one = {"beta1": self.beta1, "beta2": self.beta2}
-        wrong = [f"{name}={value} (wants > 0)" for name, value in positive.items() if not 0 < value < math.inf]
-        wrong += [f"{name}={value} (wants >= 0)" for name, value in not_negative.items() if not 0 <= value < math.inf]
-        wrong += [f"{name}={value} (wants 0 <= and < 1)" for name, value in below_one.items() if not 0 <= value < 1]
-        if wrong:
-            raise ArgumentError(f"optimizer {self.kind}: {', '.join(wrong)}")
-
-    def launch_values(self, weight: float) -> dict[str, Any]:
-        """Return the kernel's arguments for a step. `weight` is the step's total example weight, by which the gradient
-        sums are divided."""
-        return {
-            "kind": KINDS[self.kind],
-            "learning_rate": self.learning_rate,
-            "epsilon": self.beta if self.kind == "ftrl" else self.epsilon,
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "l1": self.l1,
-            "l2": self.l2,
-            "clip": self.clip_norm,
-            "factor": 2.0**-36 / weight,
-        }
-
-
-def optimizer_fields(kind: OptimizerKind, dim: int) -> tuple[Field, ...]:
-    """Return the first fields of a row: the embedding, then the optimizer's state."""
-    state: dict[str, tuple[Field, ...]] = {
-        "sgd": (),
-        "adagrad": (Field("accumulator", dim),),
-        "rowwise_adagrad": (Field("accumulator", 1),),
-        "adam": (Field("momentum", dim), Field("variance", dim), Field("steps", 1, "uint32")),
-        "ftrl": (Field("accumulator", dim), Field("linear", dim)),
-    }
-    if kind not in state:
-        raise ArgumentError(f"unknown optimizer {kind!r}; use one of {sorted(state)}")
-    return (Field("embedding", dim), *state[kind])
-
-
-def state_initialisers(optimizer: Optimizer) -> dict[str, Initialiser]:
-    """Return the initialisers of the state fields. Fields without one start at zero."""
-    if optimizer.kind in {"adagrad", "rowwise_adagrad", "ftrl"}:
-        return {"accumulator": Initialiser("constant", optimizer.initial_accumulator)}
-    return {}

@@ -75,11 +75,9 @@ DEVICE void update_rows(int32_t D, const Gradient& g, const Optimizer& o, const 
 // touched (touched_count,): rows of this shard; rows (row_count, width)
 CPU_KERNEL(gradient_update, const Source* sources, int32_t source_count, int32_t slots, int64_t stride, int64_t column,
            const int32_t* touched, int64_t touched_count, const int32_t* starts, const int32_t* bags,
-           const float* coefficients, int32_t kind, float learning_rate, float epsilon, double beta1, double beta2,
-           float l1, float l2, float clip, double factor, int32_t dim, int32_t width, float* rows, int32_t* status) {
+           const float* coefficients, Optimizer optimizer, int32_t dim, int32_t width, float* rows, int32_t* status) {
     const Gradient gradient =
         make_gradient(sources, source_count, slots, stride, column, starts, bags, coefficients, dim);
-    const Optimizer optimizer = {kind, learning_rate, epsilon, beta1, beta2, l1, l2, clip, factor};
     WITH_DIMENSION(dim, update_rows, gradient, optimizer, touched, touched_count, width, rows, status SHARE);
 }
 #else
@@ -135,10 +133,8 @@ DEVICE void apply_rows(int32_t D, const Optimizer& o, const int64_t* sums, const
     if (const int32_t bad = status_of<MAX>(findings)) ATOMIC_OR(status, bad);
 }
 
-KERNEL(gradient_apply, const int64_t* sums, const int32_t* touched, int64_t touched_count, int32_t kind,
-       float learning_rate, float epsilon, double beta1, double beta2, float l1, float l2, float clip, double factor,
+KERNEL(gradient_apply, const int64_t* sums, const int32_t* touched, int64_t touched_count, Optimizer optimizer,
        int32_t dim, int32_t width, float* rows, int32_t* status) {
-    const Optimizer optimizer = {kind, learning_rate, epsilon, beta1, beta2, l1, l2, clip, factor};
     WITH_DIMENSION(dim, apply_rows, optimizer, sums, touched, touched_count, width, rows, status SHARE);
 }
 

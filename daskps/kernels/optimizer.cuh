@@ -14,14 +14,16 @@
 
 enum { SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL };
 
+// Settings of an optimizer, as hbm/optimizer.py names them. Kernels take it by value; Python reads its members here.
 struct Optimizer {
     int32_t kind;
     float learning_rate;
-    float epsilon;  // FTRL: its beta
+    float epsilon;
     double beta1, beta2;
+    float beta;
     float l1, l2;
-    float clip;     // the largest norm of a row's gradient; 0: none
-    double factor;  // fixed point to gradient: 2^-36 / weight of the step
+    float clip_norm;  // largest norm of a row's gradient; 0: no clipping
+    double factor;    // from fixed point to the mean gradient: 2^-36 / weight of the step
 };
 
 // Partial sums of d % 8, then a tree: what the 8 lanes of a tile do with shuffles.
@@ -104,16 +106,16 @@ DEVICE void ftrl_row(int32_t D, const Optimizer& o, float* row, const float* g) 
         const float shrunk = linear > o.l1 ? linear - o.l1 : linear < -o.l1 ? linear + o.l1 : 0.0f;
         row[D + d] = after;
         row[2 * D + d] = linear;
-        row[d] = -shrunk / ((o.epsilon + SQRT_FLOAT(after)) / o.learning_rate + o.l2);
+        row[d] = -shrunk / ((o.beta + SQRT_FLOAT(after)) / o.learning_rate + o.l2);
     }
 }
 
 // One step of one row by its gradient, which is changed on the way.
 template <int MAX>
 DEVICE void step_row(int32_t D, const Optimizer& o, float* row, float* g, Findings<MAX>& findings) {
-    if (o.clip > 0) {
+    if (o.clip_norm > 0) {
         const float norm = SQRT_FLOAT(sum_of_squares<MAX>(D, g));
-        const float scale = norm > o.clip ? o.clip / norm : 1.0f;
+        const float scale = norm > o.clip_norm ? o.clip_norm / norm : 1.0f;
         FOR_DIMS(d, k) g[k] *= scale;
     }
     if (o.l2 != 0 && o.kind != FTRL) FOR_DIMS(d, k) g[k] += o.l2 * row[d];

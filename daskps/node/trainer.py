@@ -36,6 +36,11 @@ class ReplicaMerger:
         self._networks, self._exchange = list(dict.fromkeys(networks)), exchange
         self._first, self._steps, self._every = flight.token.first_step, len(flight.step_starts) - 1, sync_every
         self._touched = {name: np.zeros(len(one.keys), np.bool_) for name, one in flight.pulled.items()}
+        self._base = {  # rows after the last merge, of tables with a summed field
+            name: table.get(np.arange(len(self._touched[name]), dtype=np.int32)).copy()
+            for name, table in self._tables.items()
+            if table.spec.layout.has_sums
+        }
 
     def note(self, table: HbmTable, part: StepPart) -> None:
         """Mark the rows of `part` as changed since the last merge."""
@@ -50,11 +55,14 @@ class ReplicaMerger:
             self._touched,
             self._layouts,
             lambda name, positions: self._tables[name].get(positions),
+            lambda name, positions: self._base[name][positions],
             self._networks[0].pack(),
             self._networks[0].steps,
         )
         for name, (positions, merged) in rows.items():
             self._tables[name].put(positions, merged)
+            if name in self._base:
+                self._base[name][positions] = merged
             self._touched[name][:] = False
         for network in self._networks:
             network.unpack(dense, steps)

@@ -137,10 +137,15 @@ def array_text(dtype: str, shape: list[int], chunk: list[int], names: list[str],
     )
 
 
+def field_documents(layout: RowLayout) -> list[dict[str, Any]]:
+    """Return the fields of a row as JSON values: name, number of values and type."""
+    return [{"name": field.name, "count": field.width, "dtype": field.dtype} for field in layout.fields]
+
+
 def data_array_texts(shape: Shape, files: int) -> dict[str, bytes]:
     """Return the zarr.json of each of the three data arrays, long enough for `files` segments."""
     rows, file_rows, width = files * shape.file_rows, shape.file_rows, shape.layout.width
-    fields = [{"name": f.name, "count": f.count, "dtype": f.dtype} for f in shape.layout.fields]
+    fields = field_documents(shape.layout)
     return {
         "keys": array_text("uint64", [rows], [file_rows], ["row"], {}),
         "rows": array_text("float32", [rows, width], [file_rows, width], ["row", "value"], {"fields": fields}),

@@ -7,13 +7,13 @@ and a new text.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import xxhash
 
 from daskps.errors import CorruptionError, SnapshotError, StoreError
-from daskps.ssd.format import FORMAT, MANIFEST, VERSION, Shape, canonical, crc32c
+from daskps.ssd.format import FORMAT, MANIFEST, VERSION, Shape, canonical, crc32c, field_documents
 from daskps.types import Field, RowLayout
 
 State = Literal["prepared", "confirmed"]
@@ -76,7 +76,7 @@ class Manifest:
         """
         files = [[entry.number, entry.rows, entry.crc32c] for entry in snapshot.files]
         live = [snapshot.live_rows, snapshot.live_bytes, snapshot.live_crc32c]
-        shape = [[asdict(field) for field in self.shape.layout.fields], self.shape.file_rows, self.shape.block_bytes]
+        shape = [field_documents(self.shape.layout), self.shape.file_rows, self.shape.block_bytes]
         part = {"id": snapshot.id, "number": snapshot.number, "files": files, "live": live, "shape": shape}
         return xxhash.xxh3_64_hexdigest(canonical(part))
 
@@ -116,7 +116,7 @@ class Manifest:
             "version": VERSION,
             "generation": self.generation,
             "next_number": self.next_number,
-            "fields": [asdict(field) for field in self.shape.layout.fields],
+            "fields": field_documents(self.shape.layout),
             "file_rows": self.shape.file_rows,
             "block_bytes": self.shape.block_bytes,
             "array_files": self.array_files,
@@ -146,7 +146,7 @@ def parse(url: str, text: bytes) -> Manifest:
     recorded = document.pop("crc32c", None)
     if recorded != crc32c(canonical(document)) or canonical({**document, "crc32c": recorded}) != text:
         raise CorruptionError(f"{url}/{MANIFEST}: the text does not match its checksum; restore the file from a copy")
-    layout = RowLayout(tuple(Field(**field) for field in document["fields"]))
+    layout = RowLayout(tuple(Field(f["name"], f["count"], f["dtype"]) for f in document["fields"]))
     return Manifest(
         shape=Shape(layout, document["file_rows"], document["block_bytes"]),
         generation=document["generation"],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -214,12 +215,13 @@ class Exchange:
         touched: Mapping[str, Bools],
         layouts: Mapping[str, RowLayout],
         gather: Callable[[str, Int32s], Floats],
+        base: Callable[[str, Int32s], Floats] | None = None,
     ) -> dict[str, tuple[Int32s, Floats]]:
         """Return the merged values of all shared rows that any holder touched since the last merge.
 
-        For `sync_every` above 1. `touched[table]` marks this node's rows (U,); `gather(table, rows)` reads their
-        values. A float field becomes the mean over the holders, added in rank order in float64; a count (uint32)
-        becomes the largest.
+        For `sync_every` above 1. `touched[table]` marks this node's rows (U,). `gather(table, rows)` reads their
+        values, `base(table, rows)` their values after the last merge, when all replicas were equal; only tables with a
+        summed field need it. Each field is merged by its own rule (`daskps.types.Field`).
         """
         session, merged = self._session, {}
         for peer in session.peers:
@@ -255,7 +257,9 @@ class Exchange:
                 (rows, gather(table, rows)) if rank == session.rank else (chosen[rank, table], received[rank][table])
                 for rank in range(session.nodes)
             ]
-            merged[table] = (rows, _mean(layouts[table], rows, values))
+            layout = layouts[table]
+            before = base(table, rows) if base is not None and layout.has_sums else None
+            merged[table] = (rows, merge_replicas(layout, rows, values, before))
         return merged
 
     def _check_merge(
@@ -272,20 +276,39 @@ class Exchange:
             )
 
 
-def _mean(layout: RowLayout, rows: Int32s, values: list[tuple[Int32s, Floats]]) -> Floats:
-    """Return one merged value per row; `values` has the row positions and bits of each rank, in rank order."""
-    total = np.zeros((len(rows), layout.width), np.float64)
-    most = np.zeros((len(rows), layout.width), np.uint32)
-    count = np.zeros((len(rows), 1), np.float64)
-    for theirs, bits in values:
-        place = np.searchsorted(rows, theirs)
-        with np.errstate(invalid="ignore"):  # a count read as a float can be NaN; it is replaced below
-            total[place] += bits
-        most[place] = np.maximum(most[place], bits.view(np.uint32))
-        count[place] += 1
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean = (total / count).astype(np.float32)
+def merge_replicas(
+    layout: RowLayout, rows: Int32s, replicas: list[tuple[Int32s, Floats]], base: Floats | None = None
+) -> Floats:
+    """Return the merged rows (n, width), each field by its merge rule.
+
+    `rows` are the positions of the merged rows, ascending. `replicas` has the positions and values of each holder's
+    rows, in rank order. `base` (n, width) has the rows after the last merge; only summed fields need it. Sums and means
+    are added in rank order, in float64 or int64; a summed uint32 stays within its range.
+    """
+    places = [np.searchsorted(rows, theirs) for theirs, _ in replicas]
+    holders = np.zeros((len(rows), 1), np.int64)
+    for place in places:
+        holders[place] += 1
+    merged = np.empty((len(rows), layout.width), np.float32)
     for field in layout.fields:
-        if field.dtype == "uint32":
-            mean.view(np.uint32)[:, layout.place(field.name)] = most[:, layout.place(field.name)]
-    return mean
+        columns, kind = layout.place(field.name), np.dtype(field.dtype)
+        values = [(place, bits.view(kind)[:, columns]) for place, (_, bits) in zip(places, replicas, strict=True)]
+        out = merged.view(kind)[:, columns]
+        if field.merge == "max":
+            out[...] = 0 if kind.kind == "u" else -np.inf
+            for place, value in values:
+                out[place] = np.maximum(out[place], value)
+            continue
+        total: Any = np.zeros(out.shape, np.float64 if kind.kind == "f" else np.int64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for place, value in values:
+                total[place] += value
+            if field.merge == "mean":
+                total = total / holders if kind.kind == "f" else total // holders
+            else:
+                assert base is not None, f"field {field.name!r} is summed: the rows after the last merge are needed"
+                total -= (holders - 1) * base.view(kind)[:, columns]
+            if kind.kind == "u":
+                total = np.clip(total, 0, np.iinfo(kind).max)
+            out[...] = total.astype(kind)
+    return merged

@@ -354,6 +354,7 @@ class BatchExchange:
         touched: Mapping[str, Bools],
         layouts: Mapping[str, RowLayout],
         gather: Callable[[str, Int32s], Floats],
+        base: Callable[[str, Int32s], Floats],
         dense: Floats,
         dense_steps: int,
     ) -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
@@ -361,7 +362,7 @@ class BatchExchange:
 
         async def both() -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
             return await asyncio.gather(
-                self._exchange.merge_rows(step, touched, layouts, gather),
+                self._exchange.merge_rows(step, touched, layouts, gather, base),
                 self._peers.mean_dense(self._batch, step, dense, dense_steps),
             )
 

@@ -9,7 +9,7 @@ from daskps.device.pool import ComputePool
 from daskps.hbm.dedup import partition, unique
 from daskps.hbm.gradient import Status, join_sources, sum_gradients, update_rows
 from daskps.hbm.hash_table import Shard, build_table, find_rows, join_shards
-from daskps.hbm.optimizer import KINDS, Initialiser, Optimizer, initialise_columns, optimizer_fields
+from daskps.hbm.optimizer import OPTIMIZERS, Initialiser, Optimizer, initialise_columns, optimizer_fields
 from daskps.hbm.pooling import group_occurrences, pool_rows
 
 
@@ -34,8 +34,8 @@ def main(pool: ComputePool) -> None:
     slots = build_table(device, keys=found.keys)
     offsets = np.arange(0, 30_001, 3)
     for dim in (1, 4, 6, 8, 16, 19, 32, 64, 100, 128, 256):
-        for kind in KINDS:
-            width = sum(field.count for field in optimizer_fields(kind, dim))
+        for kind in OPTIMIZERS:
+            width = sum(field.width for field in optimizer_fields(kind, dim))
             rows = np.abs(rng.normal(size=(len(found.keys), width))).astype(np.float32)
             shards = join_shards([Shard(device, rows, slots)])
             row_of = find_rows(device, shards=shards, keys=keys)

@@ -58,5 +58,6 @@ def test_every_kernel_argument_has_the_width_that_its_signature_says():
         ptx, _ = compiled(file, size, "sm_80")
         for name, text in re.findall(r"\.entry (\w+)\((.*?)\)", ptx.decode(), re.DOTALL):
             signature = kernel_files()[name][1]
-            bytes_in_ptx = [widths[kind] for kind in re.findall(r"\.param \.(\w+)", text)]
+            parameters = re.findall(r"\.param (?:\.align 8 \.b8 \w+\[(\d+)\]|\.(\w+))", text)  # a struct, or a number
+            bytes_in_ptx = [int(size) if size else widths[kind] for size, kind in parameters]
             assert bytes_in_ptx == [8 if a.pointer else a.dtype.itemsize for a in signature.arguments], name

@@ -5,7 +5,14 @@ import pytest
 
 from daskps.errors import ArgumentError
 from daskps.hbm.gradient import Status, apply_sums
-from daskps.hbm.optimizer import KINDS, Initialiser, Optimizer, initialise_rows, optimizer_fields, state_initialisers
+from daskps.hbm.optimizer import (
+    OPTIMIZERS,
+    Initialiser,
+    Optimizer,
+    initialise_rows,
+    optimizer_fields,
+    state_initialisers,
+)
 from daskps.types import RowLayout
 from tests.kernels import kernel_twins as twins
 from tests.kernels.kernel_inputs import PTXRUN
@@ -40,7 +47,7 @@ def run(device, optimizer, dim, rng, steps=3, count=20):
 @pytest.mark.parametrize(
     "more", [{}, {"l2": 0.01}, {"clip_norm": 0.5}, {"l2": 0.1, "clip_norm": 1.0, "l1": 0.05}], ids=str
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_steps_have_the_bits_of_the_twin(node, rng, kind, more):
     for dim in (8,) if PTXRUN else (1, 4, 8, 10, 16, 40):
         optimizer = Optimizer(kind, learning_rate=0.05, initial_accumulator=0.1, **more)
@@ -49,7 +56,7 @@ def test_steps_have_the_bits_of_the_twin(node, rng, kind, more):
 
 
 @pytest.mark.parametrize("dim", [1, 3, 4, 16, 32, 64, 128, 256])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_other_dimensions(node, rng, kind, dim):
     got, wanted = run(node(1)[0], Optimizer(kind, 0.05, clip_norm=2.0), dim, rng, steps=1, count=5)
     np.testing.assert_array_equal(got.view(np.uint32), wanted.view(np.uint32))
@@ -87,9 +94,9 @@ def test_sgd_and_adagrad_against_their_formulas():
 
 
 def test_layouts_begin_with_the_embedding():
-    widths = {kind: RowLayout(optimizer_fields(kind, 8)).width for kind in KINDS}
+    widths = {kind: RowLayout(optimizer_fields(kind, 8)).width for kind in OPTIMIZERS}
     assert widths == {"sgd": 8, "adagrad": 16, "rowwise_adagrad": 9, "adam": 25, "ftrl": 24}
-    assert all(optimizer_fields(kind, 8)[0].name == "embedding" for kind in KINDS)
+    assert all(optimizer_fields(kind, 8)[0].name == "embedding" for kind in OPTIMIZERS)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class World:
         self.apart = ReplicaMerger(self.data, tables, every) if every > 1 else None
         self.together = States.of(self.data, tables) if every == 1 else None
         value = Field("value", 1, "uint32" if self.apart is None else "float32")
-        self.layout = RowLayout((value, Field("count", 1, "uint32")))
+        self.layout = RowLayout((value, Field("count", 1, "uint32", "max")))
         self.placement = Placement(self.schedule.partitions, self.schedule.partition_by)  # type: ignore[arg-type]
         self.root = "model" if folder is None else f"{folder}/model"
         self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()

@@ -16,7 +16,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, NonFiniteError, PeerError, ProtocolError, StaleError
 from daskps.types import Field, RowLayout
 from daskps.wire.collective import mean_dense, sum_dense
-from daskps.wire.exchange import Buffers, Exchange, Shared, Touched, tell
+from daskps.wire.exchange import Buffers, Exchange, Shared, Touched, merge_replicas, tell
 from daskps.wire.message import Message
 from daskps.wire.session import WAITS, Session
 from tests.simulation.net import Joined, on_all
@@ -121,7 +121,7 @@ def test_merging_gives_the_mean_over_holders_and_the_largest_count(
     case: tuple[int, list[list[int]], list[list[int]], int],
 ) -> None:
     nodes, held, touched, seed = case
-    layout = RowLayout((Field("embedding", 2), Field("count", 1, "uint32")))
+    layout = RowLayout((Field("embedding", 2), Field("count", 1, "uint32", "max")))
     rng = np.random.default_rng(seed)
     rows = [rng.normal(size=(len(keys), 3)).astype(np.float32) for keys in held]
     for part in rows:
@@ -146,6 +146,53 @@ def test_merging_gives_the_mean_over_holders_and_the_largest_count(
             value = np.frombuffer(found[key], np.float32)
             np.testing.assert_allclose(value[:2], values[:, :2].astype(np.float64).mean(axis=0), rtol=1e-6)
             assert value.view(np.uint32)[2] == values.view(np.uint32)[:, 2].max()
+
+
+STATISTICS = RowLayout(
+    (
+        Field("embedding", 1),
+        Field("shows", 1, "uint32", "sum"),
+        Field("value", 1, "float32", "sum"),
+        Field("last_step", 1, "uint32", "max"),
+        Field("peak", 1, "float32", "max"),
+    )
+)
+
+
+def statistics_row(embedding: float, shows: int, value: float, last_step: int, peak: float) -> np.ndarray:
+    row = np.array([embedding, 0, value, 0, peak], np.float32)
+    row.view(np.uint32)[[1, 3]] = shows, last_step
+    return row
+
+
+def test_statistics_merge_to_what_one_node_would_have_counted() -> None:
+    base = statistics_row(1.0, 100, 10.0, 7, -5.0)
+    added = [(2.0, 3, 0.5, 11, -6.0), (4.0, 0, 0.0, 7, -5.0), (6.0, 20, 2.0, 9, 1.0)]  # by each of three holders
+    mine = [statistics_row(e, 100 + shows, 10 + value, step, peak) for e, shows, value, step, peak in added]
+
+    async def merge(session: Session) -> np.ndarray:
+        exchange = await begun(session, 0, {"main": sharing([[5]] * 3, session.rank)})
+        marks, layouts = np.array([session.rank == 1]), {"main": STATISTICS}
+        row, before = mine[session.rank][None], base[None]
+        merged = await exchange.merge_rows(
+            0, {"main": marks}, layouts, lambda _, chosen: row[chosen], lambda _, chosen: before[chosen]
+        )
+        return merged["main"][1][0]
+
+    for found in on_all(Joined(3), merge):
+        assert found.tobytes() == statistics_row(4.0, 123, 12.5, 11, 1.0).tobytes()
+
+
+@given(
+    base=st.integers(0, 2**32 - 1),
+    added=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5),
+)
+def test_a_summed_count_stops_at_its_largest_value(base: int, added: list[int]) -> None:
+    layout, rows = RowLayout((Field("shows", 1, "uint32", "sum"),)), np.array([4], np.int32)
+    counts = [min(base + more, 2**32 - 1) for more in added]
+    replicas = [(rows, np.array([[count]], np.uint32).view(np.float32)) for count in counts]
+    found = merge_replicas(layout, rows, replicas, np.array([[base]], np.uint32).view(np.float32))
+    assert found.view(np.uint32)[0, 0] == min(base + sum(count - base for count in counts), 2**32 - 1)
 
 
 def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nodes() -> None:
