@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskps.device.device import MEMORY
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
 from daskps.types import Batch, Bools, Floats, Int32s, Int64s, Keys
@@ -191,31 +190,30 @@ def gather(batch: Batch, order: Int64s, first_row: int, pool: ComputePool) -> Ba
     )
 
 
-def concatenate(batches: Sequence[Batch], first_row: int) -> Batch:
-    """Concatenate batches of one data set."""
+def concatenate(batches: Sequence[Batch], first_row: int, empty: Empty = np.empty) -> Batch:
+    """Concatenate batches of one data set. With several nodes every batch is assembled here, in arrays from `empty`."""
     if len(batches) == 1:
         return batches[0]
     return Batch(
         first_row=first_row,
         slots=batches[0].slots,
-        labels=_concatenated([batch.labels for batch in batches]),
-        keys=_concatenated([batch.keys for batch in batches]),
-        offsets=_offsets(batches),
-        weights=_joined([batch.weights for batch in batches]),
-        dense=_joined([batch.dense for batch in batches]),
+        labels=_concatenated([batch.labels for batch in batches], empty),
+        keys=_concatenated([batch.keys for batch in batches], empty),
+        offsets=_offsets(batches, empty),
+        weights=_joined([batch.weights for batch in batches], empty),
+        dense=_joined([batch.dense for batch in batches], empty),
         example_weights=_example_weights(batches),
         bad=_bad(batches),
     )
 
 
-def _concatenated(arrays: Sequence[Any]) -> Any:
-    """Concatenate arrays into memory of the buffer pool: with several nodes, every batch is assembled here."""
-    out = MEMORY.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+def _concatenated(arrays: Sequence[Any], empty: Empty) -> Any:
+    out = empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
     return np.concatenate(arrays, out=out)
 
 
-def _offsets(batches: Sequence[Batch]) -> Int64s:
-    offsets: Int64s = MEMORY.empty(1 + sum(len(batch.offsets) - 1 for batch in batches), np.int64)
+def _offsets(batches: Sequence[Batch], empty: Empty) -> Int64s:
+    offsets: Int64s = empty(1 + sum(len(batch.offsets) - 1 for batch in batches), np.int64)
     offsets[0], at, base = 0, 1, 0
     for batch in batches:
         count = len(batch.offsets) - 1
@@ -224,10 +222,10 @@ def _offsets(batches: Sequence[Batch]) -> Int64s:
     return offsets
 
 
-def _joined(arrays: Sequence[Floats | None]) -> Floats | None:
+def _joined(arrays: Sequence[Floats | None], empty: Empty) -> Floats | None:
     """Concatenate arrays of which either all or none are None."""
     there = [array for array in arrays if array is not None]
-    return _concatenated(there) if there else None
+    return _concatenated(there, empty) if there else None
 
 
 def _bad(batches: Sequence[Batch]) -> Bools | None:

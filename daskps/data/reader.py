@@ -216,7 +216,9 @@ class Reader:
                 self._count(window, taken)
                 gathered.append(gather(window.batch, taken, start, self._pool))
                 start = end
-        return concatenate(gathered, first_row) if gathered else self._read_parts([], [], first_row)
+        if not gathered:
+            return self._read_parts([], [], first_row)
+        return concatenate(gathered, first_row, self._pool.buffers.empty)
 
     def _load_window(self, epoch: int, number: int) -> _Window:
         if self._window is None or (self._window.epoch, self._window.number) != (epoch, number):

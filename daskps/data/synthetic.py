@@ -395,7 +395,7 @@ class GeneratedReader:
             raise DataError(f"steps [{first_step}, {last_step}) end behind the last of {self.rows} rows")
         starts = np.cumsum([0, *(stop - start for start, stop in ranges)]).astype(np.int64)
         pieces = [self._read(start, stop) for start, stop in self._join_adjacent(ranges)]
-        return concatenate(pieces, ranges[0][0] if ranges else 0), starts
+        return concatenate(pieces, ranges[0][0] if ranges else 0, self._pool.buffers.empty), starts
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from daskps.device.memory import LEAST_BYTES, BufferPool
+from daskps.device.memory import LEAST_BYTES
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, BackendError
@@ -73,13 +73,6 @@ class Device(Protocol):
         """Let kernels of this device access the memory of the others (CUDA peer access)."""
 
 
-MEMORY = BufferPool()  # buffer pool of all CPU devices of this process
-
-
-def _allocate(size_bytes: int) -> Array:
-    return MEMORY.lend(size_bytes) if size_bytes >= LEAST_BYTES else _aligned(np.empty, size_bytes)
-
-
 def _aligned(make: Callable[..., Array], size_bytes: int) -> Array:
     """Return bytes aligned to a cache line. NumPy's own arrays start 16 bytes after one, so that each row of 64 bytes
     would span two lines."""
@@ -95,8 +88,8 @@ def _array(make: Callable[[int], Array], shape: int | tuple[int, ...], dtype: np
 
 
 class CpuDevice:
-    """CPU stand-in for a GPU: NumPy arrays, and kernels on the node's compute pool. `launch` returns when the kernel is
-    done."""
+    """CPU stand-in for a GPU: NumPy arrays from the node's buffer pool, and kernels on its compute pool. `launch`
+    returns when the kernel is done."""
 
     kind = "cpu"
     xp: Any = np
@@ -110,10 +103,13 @@ class CpuDevice:
         return f"<{self.name} with {self.pool.cores} threads>"
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        return _array(_allocate, shape, dtype)
+        return _array(self._allocate, shape, dtype)
 
     def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         return _array(functools.partial(_aligned, np.zeros), shape, dtype)
+
+    def _allocate(self, size_bytes: int) -> Array:
+        return self.pool.buffers.lend(size_bytes) if size_bytes >= LEAST_BYTES else _aligned(np.empty, size_bytes)
 
     def from_host(self, array: npt.NDArray[Any]) -> Array:
         return array

@@ -87,7 +87,10 @@ class _PooledBuffer:
         self.__array_interface__ = memory[:size_bytes].__array_interface__
 
     def __del__(self) -> None:
-        self.recycler.returned.append(self.memory)  # the garbage collector may call this in any thread: take no lock
+        if not self.recycler.closed:
+            self.recycler.returned.append(
+                self.memory
+            )  # the garbage collector may call this in any thread: take no lock
 
 
 class BufferPool:
@@ -101,6 +104,7 @@ class BufferPool:
     def __init__(self, most_bytes: int | None = None, total_bytes: int | None = None) -> None:
         self.returned: deque[npt.NDArray[np.uint8]] = deque()
         self.total_bytes = total_bytes  # limit of free and used bytes; None: no limit
+        self.closed = False  # buffers that are freed from now on go back to the system
         self._most_bytes = most_bytes
         self._free: list[npt.NDArray[np.uint8]] = []
         self._lent_bytes = 0  # in use
@@ -147,12 +151,12 @@ class BufferPool:
             self._trim()
             return sum(memory.nbytes for memory in self._free)
 
-    def forget(self) -> None:
-        """Return all free buffers to the system and forget the peak: recent use does not predict what comes next."""
+    def close(self) -> None:
+        """Return all free buffers to the system, and buffers in use as soon as their last view is freed."""
+        self.closed = True
         with self._lock:
             self._take_back()
             self._free.clear()
-            self._peak_bytes = self._lent_bytes
 
     def _take_back(self) -> None:
         while self.returned:

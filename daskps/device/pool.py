@@ -1,4 +1,4 @@
-"""Compute pool of a node: the only threads that compute. Stages give it their work in shares.
+"""Compute pool of a node: the only threads that compute, and the node's buffer pool. Stages give it work in shares.
 
 Input: a function and the number of shares. Output: all shares are done. Threads that prefetch get a
 lower priority, so that threads which others wait for run first.
@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from daskps.device.memory import BufferPool
 from daskps.device.native import Function
 
 T = TypeVar("T")
@@ -53,12 +54,16 @@ class _Job(Generic[S, T]):
 
 
 class ComputePool:
-    """Pool of `cores` threads. With one core there are no threads, and work runs in the calling thread."""
+    """Pool of `cores` threads. With one core there are no threads, and work runs in the calling thread.
+
+    `buffers` is the buffer pool of all that works on these threads. Each node has its own, so each keeps its own limit.
+    """
 
     def __init__(self, cores: int) -> None:
         if cores < 1:
             raise ValueError(f"a compute pool needs at least one core, got {cores}")
         self.cores = cores
+        self.buffers = BufferPool()
         self._closed = False
         self._queue: SimpleQueue[tuple[_Job[Any, Any], int] | None] = SimpleQueue()
         names = [f"daskps-compute-{index}" for index in range(cores if cores > 1 else 0)]
@@ -96,13 +101,14 @@ class ComputePool:
         self.shares(lambda index, count: function.share(converted, index, count), shares)
 
     def close(self) -> None:
-        """Stop the threads. Later calls of `map` raise RuntimeError."""
+        """Stop the threads and free the buffers. Later calls of `map` raise RuntimeError."""
         if not self._closed:
             self._closed = True
             for _ in self._threads:
                 self._queue.put(None)
             for thread in self._threads:
                 thread.join()
+            self.buffers.close()
 
     def __enter__(self) -> ComputePool:
         return self

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from daskps.device.device import MEMORY, Array, CpuDevice, Device, Workspace, check_array, check_int32_count
+from daskps.device.device import Array, CpuDevice, Device, Workspace, check_array, check_int32_count
 from daskps.device.native import library
 from daskps.errors import ArgumentError
 from daskps.hbm.hash_table import DEVICE_SALT
@@ -182,7 +182,7 @@ def by_owner(working_set: WorkingSet, partition: KeyPartition) -> tuple[WorkingS
     found = partition.group(working_set.keys)
     if found.order is None:
         return working_set, found
-    keys, place = MEMORY.empty(len(found.order), np.uint64), np.empty(len(found.order), np.int32)
+    keys, place = partition.pool.buffers.empty(len(found.order), np.uint64), np.empty(len(found.order), np.int32)
     library().link_order(order=found.order, n=len(place), keys=working_set.keys, ordered=keys, place=place)
     ordered = KeysByOwner(None, found.starts)
     if working_set.key_of is not None:  # rows keep their numbers, which determine their device

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from daskps.device.device import MEMORY
+from daskps.device.memory import BufferPool
 from daskps.device.native import library
 from daskps.errors import ArgumentError, ProtocolError
 from daskps.mem.cache import BATCHES_IN_FLIGHT, NOBODY, NONE, NOWHERE, Cache, Positions, PullReply, Slots, Visit
@@ -51,8 +51,9 @@ class WorkingSet:
     one node the union is its pull, and no hash table is built.
     """
 
-    def __init__(self, pulls: list[Pull]) -> None:
+    def __init__(self, pulls: list[Pull], buffers: BufferPool) -> None:
         self.pulls = pulls
+        self._pool = buffers
         self.keys = pulls[0].keys
         self.holders: Keys | None = None  # (U,) bit r is set if node r holds the key; None with one node
         self.indices: list[Positions] = []  # per node: the index of each of its keys in `keys`
@@ -65,11 +66,12 @@ class WorkingSet:
 
     def _unite(self) -> None:
         most = sum(len(pull.keys) for pull in self.pulls)
-        self._buckets = MEMORY.empty(3 * most // 2 + 1, np.uint64)
+        empty = self._pool.empty
+        self._buckets = empty(3 * most // 2 + 1, np.uint64)
         self._buckets.fill(0)
-        keys, holders, count = MEMORY.empty(most, np.uint64), MEMORY.empty(most, np.uint64), np.zeros(1, np.int64)
+        keys, holders, count = empty(most, np.uint64), empty(most, np.uint64), np.zeros(1, np.int64)
         for pull in self.pulls:
-            first, indices = int(count[0]), MEMORY.empty(len(pull.keys), np.uint32)
+            first, indices = int(count[0]), empty(len(pull.keys), np.uint32)
             added = library().mem_union_add(
                 buckets=self._buckets,
                 bucket_count=len(self._buckets),
@@ -85,7 +87,12 @@ class WorkingSet:
                 raise ArgumentError(f"node {pull.node} pulls key {pull.keys[added]} twice; pull distinct keys")
             self.indices.append(indices)
             self._added[pull.node] = slice(first, int(count[0]))
-        self.keys, self.holders = _copy(keys[: int(count[0])]), _copy(holders[: int(count[0])])
+        self.keys, self.holders = self._copy(keys[: int(count[0])]), self._copy(holders[: int(count[0])])
+
+    def _copy(self, values: Keys) -> Keys:
+        copy: Keys = self._pool.empty(len(values), np.uint64)
+        copy[:] = values
+        return copy
 
     def held_before(self, previous: WorkingSet | None, distances: npt.NDArray[np.uint8]) -> Keys:
         """Return the holders of each key in the previous batch (bits), if that batch has not pushed it yet; else 0.
@@ -94,7 +101,7 @@ class WorkingSet:
         """
         if previous is None:
             return np.zeros(len(self), np.uint64)
-        before: Keys = MEMORY.empty(len(self), np.uint64)
+        before: Keys = self._pool.empty(len(self), np.uint64)
         library().mem_union_before(
             buckets=previous._buckets,
             bucket_count=len(previous._buckets),
@@ -114,9 +121,9 @@ class WorkingSet:
         distance to the latest earlier batch that holds the row (0: none), holders in the previous batch, and entry
         numbers.
         """
-        n, counts = len(indices), np.empty(4, np.int64)
-        free, free_slots, copied, late, late_slots, shared = (MEMORY.empty(n, np.uint32) for _ in range(6))
-        late_distances, holders = MEMORY.empty(n, np.uint8), MEMORY.empty(n, np.uint64)
+        n, counts, empty = len(indices), np.empty(4, np.int64), self._pool.empty
+        free, free_slots, copied, late, late_slots, shared = (empty(n, np.uint32) for _ in range(6))
+        late_distances, holders = empty(n, np.uint8), empty(n, np.uint64)
         library().mem_union_deal(
             indices=indices,
             n=n,
@@ -126,7 +133,7 @@ class WorkingSet:
             before=before,
             slots=slots,
             known_count=len(self),
-            place=MEMORY.empty(len(self), np.uint32),
+            place=empty(len(self), np.uint32),
             free=free,
             free_slots=free_slots,
             copied=copied,
@@ -196,12 +203,6 @@ class WorkingSet:
             return np.zeros(len(keys), np.uint64)
         known = indices != NONE
         return np.where(known, self.holders[np.where(known, indices, 0)], np.uint64(0))
-
-
-def _copy(values: Keys) -> Keys:
-    copy: Keys = MEMORY.empty(len(values), np.uint64)
-    copy[:] = values
-    return copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +398,6 @@ def _copy_rows(cache: Cache, slots: Slots, positions: Positions, out: Floats | N
     if out is not None:
         cache.gather(slots, out, positions=positions)
         return out
-    rows: Floats = MEMORY.empty((len(slots), cache.width), np.float32)
+    rows: Floats = cache.pool.buffers.empty((len(slots), cache.width), np.float32)
     cache.gather(slots, rows)
     return rows

@@ -461,7 +461,7 @@ class MemPS:
             batch = self._next_answer
             if self._united is None:
                 pulls = self._pulls[batch]
-                self._united = WorkingSet([pulls[node] for node in range(self.nodes)])
+                self._united = WorkingSet([pulls[node] for node in range(self.nodes)], self._rows.cache.pool.buffers)
                 self._counters[batch], self._carried = self._carried, Counter()
             self._shrink_for_index(self._counters[batch])
             self._check_size(len(self._united), batch)

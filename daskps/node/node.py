@@ -20,7 +20,7 @@ from daskps import build
 from daskps.build import build_network, dense_optimizer, row_filler, table_specs
 from daskps.config import Job, recorded_job
 from daskps.data.order import Steps
-from daskps.device.device import MEMORY, CpuDevice, Device, Workspace, devices
+from daskps.device.device import CpuDevice, Device, Workspace, devices
 from daskps.device.memory import keep_freed_memory
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, CorruptionError, DaskpsError, DataError, StaleError, TrainingError
@@ -96,7 +96,7 @@ class OpenNode:
         check_begun(self.directory, begun, run, rank)
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
-        self.link = Link(wire or ListenOptions(), alone=nodes == 1)
+        self.link = Link(wire or ListenOptions(), alone=nodes == 1, pool=self.pool)
         self.tables: list[NodeTable] = []
         self.flights = Flights(run, begun.epoch)
         self.training: build.StepReader | None = None
@@ -162,7 +162,7 @@ class OpenNode:
         self.dedup_scratch = Workspace(self.devices[0])
         if on_cpu:
             shared = self.nodes > 1  # then MEM-PS also takes its tables of holders from this buffer pool
-            MEMORY.total_bytes = job.budget.hbm_bytes + shared * job.budget.memory_bytes // 4
+            self.pool.buffers.total_bytes = job.budget.hbm_bytes + shared * job.budget.memory_bytes // 4
         self.previous: list[HbmTable] = []
         # By id of a snapshot that is being prepared: its dense state, and the metrics for its manifest.
         self._captured: dict[str, tuple[dict[str, Any], dict[str, float | None]]] = {}
@@ -509,5 +509,3 @@ class OpenNode:
                 reader.close()
         self.pool.close()
         self.flights = Flights(self.flights.run, self.flights.epoch)
-        MEMORY.total_bytes = None
-        MEMORY.forget()  # in a notebook the process goes on after the run

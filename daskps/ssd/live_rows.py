@@ -35,7 +35,7 @@ class LiveRows:
         self.shape, self.lock = manifest.shape, RLock()
         self.index = KeyIndex(pool)
         self.ledger = LiveBits(self.shape.file_rows)
-        self.shelf = SegmentFiles(files, self.shape, io, self.lock, counters)
+        self.shelf = SegmentFiles(files, self.shape, io, self.lock, counters, pool)
         self._files, self._pool, self._options, self._io, self._counters = files, pool, options, io, counters
         self._manifest, self._manifest_bytes = manifest, len(manifest.text())
         self._bound = DiskBound(manifest.snapshots, self.shape.file_rows)

@@ -309,9 +309,11 @@ def rebuild_index(shelf: SegmentFiles, ledger: LiveBits, shape: Shape, pool: Com
     return index
 
 
-def scan(files: Files, shape: Shape, snapshot: Snapshot, io: Executor) -> Iterator[tuple[Keys, Floats]]:
+def scan(
+    files: Files, shape: Shape, snapshot: Snapshot, io: Executor, pool: ComputePool
+) -> Iterator[tuple[Keys, Floats]]:
     """Yield the live keys and rows of a snapshot, one segment at a time."""
-    shelf = SegmentFiles(files, shape, io, threading.RLock(), Counters())
+    shelf = SegmentFiles(files, shape, io, threading.RLock(), Counters(), pool)
     bits = read_live(files, snapshot)
     size = shape.file_rows // 8
 
@@ -353,7 +355,7 @@ def verify(
         if snapshot.index_bytes is not None:
             read_index(files, snapshot, pool, io)
             total += snapshot.index_bytes
-    shelf = SegmentFiles(files, manifest.shape, io, threading.RLock(), Counters())
+    shelf = SegmentFiles(files, manifest.shape, io, threading.RLock(), Counters(), pool)
     needed = {entry.number: entry for snapshot in snapshots for entry in snapshot.files}
     kept = [Segment(entry.number, entry.rows, checksum=entry.crc32c) for entry in needed.values()]
     return total + sum(size for _, size in read_ahead(io, shelf.check, kept))

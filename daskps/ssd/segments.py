@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from daskps.device.memory import BufferPool
 from daskps.device.native import library
+from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, CorruptionError
 from daskps.ssd.files import Files, aligned_empty, first_difference, read_error, read_sums
 from daskps.ssd.format import Shape, block_sums, chunk_names, crc32c
@@ -33,9 +34,6 @@ from daskps.types import Floats, Int64s, Keys
 SPARE_BUFFERS = 2
 # Segments that are read ahead of the one being processed.
 AHEAD_FILES = 4
-# Buffer pool for the scans of all stores: with new pages for every scan, reading a store from the page cache took twice
-# as long. The process keeps up to 64 MiB of free buffers afterwards.
-SCANNED = BufferPool(most_bytes=64 << 20)
 S = TypeVar("S")
 T = TypeVar("T")
 _NAMES = ("keys", "rows", "checksums")
@@ -68,9 +66,12 @@ class SegmentFiles:
     It gives segments their numbers and buffers. `lock` guards what readers and writers share.
     """
 
-    def __init__(self, files: Files, shape: Shape, io: Executor, lock: RLock, counters: Counters) -> None:
+    def __init__(
+        self, files: Files, shape: Shape, io: Executor, lock: RLock, counters: Counters, pool: ComputePool
+    ) -> None:
         self.current: dict[int, Segment] = {}
         self._files, self._shape, self._io, self._lock, self._counters = files, shape, io, lock, counters
+        self._pool = pool
         self._reserved: set[int] = set()  # numbers of segments that snapshots need
         self._to_delete: list[Segment] = []  # to be deleted when no reader is left
         self._still_read: dict[int, Segment] = {}  # not current, kept by a snapshot, with readers when dropped
@@ -226,7 +227,8 @@ class SegmentFiles:
             live = int(np.bitwise_count(bits).sum())
             if not live:
                 return np.empty(0, np.uint64), np.empty((0, self._shape.layout.width), np.float32)
-            keys, rows = self.keys(file, SCANNED), self.rows(file, SCANNED)
+            # With new pages for every segment, reading a store from the page cache took twice as long.
+            keys, rows = self.keys(file, self._pool.buffers), self.rows(file, self._pool.buffers)
             if live == file.count:
                 return keys, rows
             positions = np.flatnonzero(np.unpackbits(bits, bitorder="little"))

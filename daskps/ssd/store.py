@@ -219,7 +219,7 @@ class Store:
         """Yield all live keys and rows, of the current state or of a snapshot, one segment at a time; keys unsorted."""
         if snapshot is None:
             return self._stock.scan()
-        return recovery.scan(self._files, self.shape, self._manifest.snapshot(snapshot), self._io)
+        return recovery.scan(self._files, self.shape, self._manifest.snapshot(snapshot), self._io, self._pool)
 
     def __len__(self) -> int:
         with self._stock.lock:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from daskps.device.device import MEMORY
 from daskps.device.native import library
 from daskps.errors import ProtocolError
 from daskps.storage.partition import KeysByOwner
@@ -144,7 +143,13 @@ async def late_rows(session: Session, pulled: PullResult, out: Floats, aside: Wo
 
 
 async def push(
-    session: Session, pulled: PullResult, rows: Floats, snapshot: str, check_replicas: bool, aside: Work
+    session: Session,
+    pulled: PullResult,
+    rows: Floats,
+    snapshot: str,
+    check_replicas: bool,
+    aside: Work,
+    empty: Callable[..., Array] = np.empty,
 ) -> None:
     """Send every owner the trained rows (U, W) that this node pushes; `rows` may be reused when this returns.
 
@@ -153,14 +158,16 @@ async def push(
     for owner in range(session.nodes):
         arrays: tuple[Array, ...] = (pulled.keys, rows)
         if session.nodes > 1:
-            arrays = await aside(partial(_pushed, pulled, owner, rows, check_replicas))
+            arrays = await aside(partial(_pushed, pulled, owner, rows, check_replicas, empty))
         session.send(owner, "push", pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
     await asyncio.gather(
         *(session.receive("taken", pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
     )
 
 
-def _pushed(pulled: PullResult, owner: int, rows: Floats, check_replicas: bool) -> tuple[Array, ...]:
+def _pushed(
+    pulled: PullResult, owner: int, rows: Floats, check_replicas: bool, empty: Callable[..., Array]
+) -> tuple[Array, ...]:
     """Return the keys and rows to push to an owner; with `check_replicas` also keys and hashes of all shared rows."""
     at, group = pulled.owners.slice(owner), pulled.owners.group(owner)
     chosen = None if pulled.pushed is None else pulled.pushed[group]
@@ -168,7 +175,7 @@ def _pushed(pulled: PullResult, owner: int, rows: Floats, check_replicas: bool) 
         keys, values = pulled.keys[at], rows[at]
     else:
         mine = group if chosen is None else group[chosen]
-        keys, values = pulled.keys[mine], MEMORY.empty((len(mine), rows.shape[1]), np.float32)
+        keys, values = pulled.keys[mine], empty((len(mine), rows.shape[1]), np.float32)
         library().link_gather(rows=rows, width=rows.shape[1], positions=mine, n=len(mine), out=values)
     if not check_replicas:
         return keys, values

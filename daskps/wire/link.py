@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from daskps.device.pool import lower_thread_priority
+from daskps.device.pool import ComputePool, lower_thread_priority
 from daskps.errors import ConfigError, DaskpsError
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
@@ -112,7 +112,8 @@ class Peers:
 
     async def push(self, pulled: PullResult, rows: Floats, snapshot: str = "") -> None:
         """Send trained rows (U, W) to their owners; `snapshot` names the snapshot that ends with this batch, if any."""
-        await client.push(self.session, pulled, rows, snapshot, self._check_replicas, self._aside)
+        empty = self.partition.pool.buffers.empty
+        await client.push(self.session, pulled, rows, snapshot, self._check_replicas, self._aside, empty)
 
     def end_batch(self, batch: int) -> None:
         """End `batch`, all tables of which are pushed: a later message of it is an error."""
@@ -163,10 +164,11 @@ class Link:
     Use: create it, send its `address` to the other nodes, call `join` when all addresses are known, then `close`.
     """
 
-    def __init__(self, wire: ListenOptions, alone: bool = False) -> None:
+    def __init__(self, wire: ListenOptions, alone: bool = False, pool: ComputePool | None = None) -> None:
+        """Open a port, unless this node is `alone`. Messages are received into buffers of `pool`, the node's."""
         self._wire = wire
         self._loop = LoopThread()
-        self._transport: Transport = self._loop.run(_make_transport())
+        self._transport: Transport = self._loop.run(_make_transport(pool or ComputePool(1)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner", initializer=lower_thread_priority)
         # Two threads, so that a pull and a push can copy at the same time.
         self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy", initializer=lower_thread_priority)
@@ -387,6 +389,6 @@ class Pending:
         return self._exchange.add(self._touched, received), dense
 
 
-async def _make_transport() -> Transport:
+async def _make_transport(pool: ComputePool) -> Transport:
     """Create the transport on the event loop, where all its calls are made."""
-    return Transport()
+    return Transport(pool=pool)

@@ -15,7 +15,6 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from daskps.device.device import MEMORY
 from daskps.errors import ProtocolError
 
 Array = npt.NDArray[Any]
@@ -88,8 +87,9 @@ async def decode(
     read: Callable[[int], Awaitable[bytes]],
     read_into: Callable[[memoryview], Awaitable[Any]],
     limit_bytes: int | None = None,
+    empty: Callable[..., Array] = np.empty,
 ) -> Message:
-    """Return the next message. `read(n)` gives n bytes; `read_into(buffer)` fills a buffer.
+    """Return the next message. `read(n)` gives n bytes; `read_into(buffer)` fills a buffer; `empty` makes its arrays.
 
     With `limit_bytes`, raise ProtocolError if the header is longer or if there are arrays, before either is read.
     """
@@ -113,7 +113,7 @@ async def decode(
         ) from None
     if negative or wanted_bytes != array_bytes:  # before anything is allocated
         raise ProtocolError(f"a {kind!r} message says {array_bytes:,} bytes, but its arrays have others: {described}")
-    arrays = [MEMORY.empty(shape, dtype) for shape, dtype in shapes]
+    arrays = [empty(shape, dtype) for shape, dtype in shapes]
     if array_bytes <= JOINED_BYTES:
         data, start = memoryview(await read(array_bytes) if array_bytes else b""), 0
         for array in arrays:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from distributed.comm.core import Comm, connect, listen
 from tornado.iostream import StreamClosedError
 
+from daskps.device.pool import ComputePool
 from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
 from daskps.wire.message import ABORT, Message, decode, encode, refusal
 from daskps.wire.session import Member
@@ -90,8 +91,9 @@ class _Pieces:
 class Connection:
     """Connection to one peer. Uses the comm's stream directly if it has one: no copy, no Dask serialization."""
 
-    def __init__(self, comm: Comm) -> None:
+    def __init__(self, comm: Comm, pool: ComputePool | None = None) -> None:
         self.comm = comm
+        self._pool = pool or ComputePool(1)
         self._stream: Any = getattr(comm, "stream", None)
         self._last_write: asyncio.Future[None] | None = None  # used only if the comm has no stream
 
@@ -114,9 +116,9 @@ class Connection:
     async def read(self, limit_bytes: int | None = None) -> Message:
         """Return the next message; raise ProtocolError before reading it if its stated size exceeds the limit."""
         if self._stream is not None:
-            return await decode(self._stream.read_bytes, self._stream.read_into, limit_bytes)
+            return await decode(self._stream.read_bytes, self._stream.read_into, limit_bytes, self._pool.buffers.empty)
         pieces = _Pieces(await self.comm.read())
-        return await decode(pieces.read, pieces.read_into, limit_bytes)
+        return await decode(pieces.read, pieces.read_into, limit_bytes, self._pool.buffers.empty)
 
     async def close(self) -> None:
         """Write the remaining bytes, for at most FLUSH_SECONDS, then close."""
@@ -137,8 +139,10 @@ class Transport:
     Use: `start`, send `address` to the other nodes, `join`, `send`, `close`.
     """
 
-    def __init__(self, hello_seconds: float = HELLO_SECONDS) -> None:
+    def __init__(self, hello_seconds: float = HELLO_SECONDS, pool: ComputePool | None = None) -> None:
+        """Create it without connections. Arrays of messages are received into buffers of `pool`, the node's."""
         self.address = ""
+        self._pool = pool or ComputePool(1)
         self._hello_seconds = hello_seconds
         self._waiting = 0  # connections that have not been accepted or refused yet
         self._listener: Any = None
@@ -177,7 +181,7 @@ class Transport:
             async with asyncio.timeout(seconds):
                 for rank in range(member.rank):
                     comm = await connect(addresses[rank], deserialize=False, **(connection_args or {}))
-                    connection = Connection(comm)
+                    connection = Connection(comm, self._pool)
                     connection.write(Message(HELLO, member.run, member.epoch, member.rank, -1))
                     self._add(rank, connection)
                 while len(self._connections) < member.nodes - 1:
@@ -216,7 +220,7 @@ class Transport:
         self._waiting += 1
         try:
             async with asyncio.timeout(self._hello_seconds):
-                connection = Connection(comm)
+                connection = Connection(comm, self._pool)
                 hello = await connection.read(HELLO_BYTES)
             await self._judge(connection, hello)
         except (TimeoutError, ProtocolError, StreamClosedError, OSError) as error:

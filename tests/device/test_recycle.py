@@ -79,16 +79,19 @@ def test_nothing_is_kept_that_would_go_over_a_budget_with_what_is_lent() -> None
     del more
 
 
-def test_what_is_free_is_given_back_when_asked_and_what_is_lent_stays() -> None:
+def test_a_closed_pool_returns_free_buffers_at_once_and_used_ones_when_they_are_freed() -> None:
     recycler = BufferPool()
     kept, gone = recycler.empty(100 << 20, np.uint8), recycler.empty(100 << 20, np.uint8)
     kept[:] = 7
     del gone
     gc.collect()
     assert recycler.free_bytes == 100 << 20
-    recycler.forget()
+    recycler.close()
     assert recycler.free_bytes == 0
     assert kept.min() == 7
+    del kept
+    gc.collect()
+    assert recycler.free_bytes == 0
 
 
 def test_memory_much_too_large_is_not_used() -> None:
