@@ -1,23 +1,117 @@
-"""Division of MEM-PS's `memory_bytes`: how many rows fit together with the bookkeeping that they need.
+"""Memory in named terms: the bytes that a node's budgets cover, and the division of MEM-PS's memory.
 
-Input: a budget in bytes, the size of a row, the number of nodes. Output: a `Budget`, the size of every array of MEM-PS.
+Each part of a node returns its own `Term`s. Their sum is compared with a budget; tables and errors print them. There is
+no other formula for memory: the plan, the checks of what fits and the sizes of arrays all come from here.
+
+>>> cache = largest_cache(1_000_000, store_bytes=0, row_bytes=40, nodes=1, lru_share=0.5)
+>>> cache.cache_rows, total_bytes(cache.terms("main")) <= 1_000_000
+(10320, True)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from daskps.errors import CapacityError, ConfigError
+
+BudgetName = Literal["memory_bytes", "hbm_bytes", "disk_bytes"]
+
+# Every term by name, with what its bytes are for. DESIGN.md (Memory) has the same table.
+PURPOSES = {
+    "file blocks": "blocks of input files that are fetched or parsed, of training and validation data",
+    "shuffle window": "examples of the window that is shuffled, and their order",
+    "input batches": "examples of the batches in flight and of the one being read",
+    "index": "disk tier: where each key's row is, live bits, block checksums",
+    "write buffers": "disk tier: segments that are filled or being written",
+    "cached rows": "rows in the memory tier",
+    "cache entries": "key, pins, visits and flags of each cached row",
+    "hash buckets": "hash table over the keys of the cached rows",
+    "LRU list": "order of the recently used rows",
+    "staging": "rows on their way between cache and disk, and the order in which they are read",
+    "snapshot copies": "old values of rows that are pushed while a snapshot is written",
+    "batches in flight": "per row in flight: cache entry; on several nodes also holders, positions, deferred rows",
+    "fixed": "histograms and small arrays of the memory tier",
+    "network": "dense parameters, their optimizer state, gradient sums and one workspace per core",
+    "rows of batches": "rows and keys of the batches on the devices",
+    "peer positions": "where each row of a batch is at the other nodes",
+    "row numbers": "row of each key occurrence, and where each slot of an example begins",
+    "hash table": "hash table over the rows of one batch, for forwarded rows",
+    "dedup scratch": "sorting of the key occurrences of one batch, the largest table",
+    "activations": "outputs of the layers, loss, weight and metrics inputs of one step",
+    "gradient sort": "key occurrences of a step and of the next one, grouped by row",
+    "pooled embeddings": "inputs of the network of one step, then their gradients",
+    "gradient sums": "sums that the nodes exchange in one step",
+    "buffer pool": "whole pages, and buffers that are larger than the array in them",
+    "live rows": "newest row of each key, with its key",
+    "stale rows": "replaced rows that compaction has not removed yet, and block checksums",
+    "kept snapshots": "segments that only a kept snapshot needs",
+    "live bits and indexes": "of the kept snapshots, with the manifest",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A named part of a budget. `purpose` says what its bytes are for."""
+
+    name: str  # one of PURPOSES
+    bytes: int
+    budget: BudgetName = "memory_bytes"
+    table: str = ""  # the embedding table that it belongs to; empty: the whole node
+
+    @property
+    def purpose(self) -> str:
+        """What the bytes are for."""
+        return PURPOSES[self.name]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the term as JSON values."""
+        return {**asdict(self), "purpose": self.purpose}
+
+
+def total_bytes(terms: Iterable[Term], budget: BudgetName | None = None) -> int:
+    """Return the sum of the terms, or of those that count against `budget`."""
+    return sum(term.bytes for term in terms if budget in (None, term.budget))
+
+
+def terms_text(terms: Sequence[Term], allowed: Mapping[str, int | None]) -> str:
+    """Return a text table of the terms, grouped by budget: the sum against what is allowed, then a line per term.
+
+    `allowed` has the bytes of each budget to show; None: no limit.
+    """
+    lines = []
+    for budget, limit in allowed.items():
+        mine = [term for term in terms if term.budget == budget]
+        names = [f"{term.name} of {term.table}" if term.table else term.name for term in mine]
+        width, digits = max(map(len, names), default=0), max((len(f"{term.bytes:,}") for term in mine), default=0)
+        bound = "no limit" if limit is None else f"{limit:,} allowed"
+        lines.append(f"{budget}: {total_bytes(mine):,} bytes projected, {bound}")
+        lines += [
+            f"  {name:{width}}  {term.bytes:>{digits},}  {term.purpose}"
+            for name, term in zip(names, mine, strict=True)
+            if term.bytes
+        ]
+    return "\n".join(lines)
+
+
+def capacity_error(what: str, terms: Sequence[Term], allowed: Mapping[str, int | None], remedy: str) -> CapacityError:
+    """Return the error for a budget that is too small: what happened, the terms against `allowed`, what to do."""
+    return CapacityError(f"{what}\n{terms_text(terms, allowed)}\n{remedy}")
+
+
+# -- MEM-PS --------------------------------------------------------------------------------------------------------
 
 ENTRY_BYTES = 16  # one `Entry` of cache.cpp
 BUCKET_BYTES = 8  # one bucket of the cache's hash table
 BUCKETS_PER_ROW = 4 / 3  # load factor 0.75: a search reads 1.5 adjacent buckets for a hit, 8.5 for a miss
 CELL_BYTES = 4  # one cell of the LRU list's ring
 CELLS_PER_RECENT_ROW = 2  # a row that is visited again leaves a stale cell in the ring
-STAGING_PER_ROW = 1 / 16  # staging rows for reads from and writes to disk, per cached row; more rows go in pieces
-COPIES_PER_ROW = 1 / 32  # old values of rows that are pushed while a snapshot is being written, per cached row
+STAGING_FRACTION = 1 / 16  # of the cached rows: staging for reads from and writes to disk; more rows go in pieces
+COPIES_FRACTION = 1 / 32  # of the cached rows: old values of rows that are pushed while a snapshot is written
 STAGING_EXTRA_BYTES = 40  # per staging row, beside the row: its key, position, cache entry, and NumPy's masks
-ORDERED_PIECES = 4  # the keys of so many pieces of staging are sorted by their place on disk before the first is read
+ORDERED_PIECES = 4  # pieces of staging whose keys are sorted by their place on disk before the first is read
 ORDER_BYTES = 20  # per key that is sorted
 FIXED_BYTES = 16 << 10  # histograms, small arrays, Python objects
 
@@ -29,38 +123,63 @@ FLIGHT_BYTES_MORE_NODES = 64
 FLIGHT_ROWS_ONE_NODE = 1.25
 FLIGHT_ROWS_MORE_NODES = 0.5
 
+KEY_BYTES = 8
+INDEX_BYTES = 12  # per key in the disk tier's index: an upper bound
+SEGMENTS_IN_MEMORY = 3  # per partition: one is filled, two are written
+
+
+def flight_row_bytes(nodes: int) -> int:
+    """Return the bytes of bookkeeping per row in flight."""
+    return FLIGHT_BYTES_ONE_NODE if nodes == 1 else FLIGHT_BYTES_MORE_NODES
+
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Division of `memory_bytes`. Counts are in rows, buckets and cells."""
+class CacheBudget:
+    """Division of one table's memory: the size of every array of its MEM-PS, in rows, buckets and cells."""
 
     memory_bytes: int
-    store_bytes: int  # the disk tier's own index, subtracted first
+    store_bytes: int  # index and write buffers of the disk tier, subtracted first
     row_bytes: int
+    nodes: int
+    lru_share: float
     cache_rows: int
-    recent_rows: int  # how many of them the LRU list may hold
+    recent_rows: int  # cached rows that the LRU list may hold
     bucket_count: int
     ring_cells: int
     staging_rows: int
     copy_rows: int
     flight_rows: int  # rows of all batches in flight; a row in two batches counts twice
-    flight_row_bytes: int
+
+    def cache_terms(self, table: str = "") -> list[Term]:
+        """Return the terms of MEM-PS itself, without those of the disk tier."""
+        staging = self.staging_rows * (self.row_bytes + STAGING_EXTRA_BYTES + ORDERED_PIECES * ORDER_BYTES)
+        sizes = {
+            "cached rows": self.cache_rows * self.row_bytes,
+            "cache entries": self.cache_rows * ENTRY_BYTES,
+            "hash buckets": self.bucket_count * BUCKET_BYTES,
+            "LRU list": self.ring_cells * CELL_BYTES,
+            "staging": staging,
+            "snapshot copies": self.copy_rows * (self.row_bytes + STAGING_EXTRA_BYTES),
+            "batches in flight": self.flight_rows * flight_row_bytes(self.nodes),
+            "fixed": FIXED_BYTES,
+        }
+        return [Term(name, size, table=table) for name, size in sizes.items()]
+
+    def terms(self, table: str = "") -> list[Term]:
+        """Return all terms of `memory_bytes`; their sum is never above it."""
+        return [Term("index", self.store_bytes, table=table), *self.cache_terms(table)]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Sum of the terms of MEM-PS itself."""
+        return total_bytes(self.cache_terms())
 
     @property
     def used_bytes(self) -> int:
-        """Sum of all parts in bytes; never above `memory_bytes`."""
-        return (
-            self.store_bytes
-            + FIXED_BYTES
-            + self.cache_rows * (self.row_bytes + ENTRY_BYTES)
-            + self.bucket_count * BUCKET_BYTES
-            + self.ring_cells * CELL_BYTES
-            + (self.staging_rows + self.copy_rows) * (self.row_bytes + STAGING_EXTRA_BYTES)
-            + self.staging_rows * ORDERED_PIECES * ORDER_BYTES
-            + self.flight_rows * self.flight_row_bytes
-        )
+        """Sum of all terms."""
+        return self.store_bytes + self.cache_bytes
 
-    def shrunk(self, rows: int, copy_rows: int | None = None) -> Budget:
+    def shrunk(self, rows: int, copy_rows: int | None = None) -> CacheBudget:
         """Return the budget with a cache of only `rows` rows.
 
         Staging and copies shrink in proportion. Rows in flight do too, but only if they are at least as many as cached
@@ -82,45 +201,141 @@ class Budget:
     @property
     def freed_row_bytes(self) -> int:
         """Bytes that a shrinking cache frees per row, on average."""
-        given_back = self.used_bytes - self.shrunk(1).used_bytes
-        return max(given_back // max(1, self.cache_rows - 1), self.row_bytes + ENTRY_BYTES)
+        freed = self.cache_bytes - self.shrunk(1).cache_bytes
+        return max(freed // max(1, self.cache_rows - 1), self.row_bytes + ENTRY_BYTES)
+
+    def for_batch(self, rows: int, store_bytes: int) -> CacheBudget:
+        """Return the budget that one batch of `rows` distinct rows would need beside `store_bytes` of the disk tier."""
+        flight = FLIGHT_ROWS_ONE_NODE if self.nodes == 1 else FLIGHT_ROWS_MORE_NODES
+        wanted = max(rows, math.ceil(rows / flight))
+        return cache_of(wanted, self.memory_bytes, store_bytes, self.row_bytes, self.nodes, self.lru_share)
 
 
-def _budget(rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> Budget:
+def cache_of(
+    rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int, lru_share: float
+) -> CacheBudget:
     """Return the budget with a cache of `rows` rows; it may exceed `memory_bytes`."""
     recent = max(1, int(rows * lru_share))
     flight = FLIGHT_ROWS_ONE_NODE if nodes == 1 else FLIGHT_ROWS_MORE_NODES
-    return Budget(
+    return CacheBudget(
         memory_bytes=memory_bytes,
         store_bytes=store_bytes,
         row_bytes=row_bytes,
+        nodes=nodes,
+        lru_share=lru_share,
         cache_rows=rows,
         recent_rows=recent,
         bucket_count=int(rows * BUCKETS_PER_ROW) + 8,
         ring_cells=max(64, CELLS_PER_RECENT_ROW * recent),
-        staging_rows=max(1, int(rows * STAGING_PER_ROW)),
-        copy_rows=max(1, int(rows * COPIES_PER_ROW)),
+        staging_rows=max(1, int(rows * STAGING_FRACTION)),
+        copy_rows=max(1, int(rows * COPIES_FRACTION)),
         flight_rows=max(1, int(rows * flight)),
-        flight_row_bytes=FLIGHT_BYTES_ONE_NODE if nodes == 1 else FLIGHT_BYTES_MORE_NODES,
     )
 
 
-def split(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> Budget:
+def largest_cache(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> CacheBudget:
     """Return the budget with the largest cache that fits `memory_bytes`; CapacityError if not even one row does."""
     if not 0 < lru_share <= 1:
         raise ConfigError(f"lru_share is the LRU list's part of the cached rows: above 0, at most 1; got {lru_share}")
 
     def fits(rows: int) -> bool:
-        return _budget(rows, memory_bytes, store_bytes, row_bytes, nodes, lru_share).used_bytes <= memory_bytes
+        return cache_of(rows, memory_bytes, store_bytes, row_bytes, nodes, lru_share).used_bytes <= memory_bytes
 
     low, high = 0, min(memory_bytes // row_bytes + 1, 2**32 - 2)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     if low == 0:
-        least = _budget(1, memory_bytes, store_bytes, row_bytes, nodes, lru_share).used_bytes
-        raise CapacityError(
+        least = cache_of(1, memory_bytes, store_bytes, row_bytes, nodes, lru_share)
+        raise capacity_error(
             f"memory_bytes={memory_bytes:,} holds no row: the disk tier's index takes {store_bytes:,} bytes, and one "
-            f"row of {row_bytes} bytes with its bookkeeping needs {least:,} bytes in all; raise memory_bytes"
+            f"row of {row_bytes} bytes with its bookkeeping needs {least.used_bytes:,} bytes in all",
+            least.terms(),
+            {"memory_bytes": memory_bytes},
+            "raise budget.memory_bytes",
         )
-    return _budget(low, memory_bytes, store_bytes, row_bytes, nodes, lru_share)
+    return cache_of(low, memory_bytes, store_bytes, row_bytes, nodes, lru_share)
+
+
+def cached_row_bytes(row_bytes: float, nodes: int) -> float:
+    """Return the bytes of memory per row of a batch in flight: the row, and the bookkeeping of cache and batch."""
+    staging = row_bytes + STAGING_EXTRA_BYTES + ORDERED_PIECES * ORDER_BYTES
+    copies = row_bytes + STAGING_EXTRA_BYTES
+    cached = row_bytes + ENTRY_BYTES + BUCKETS_PER_ROW * BUCKET_BYTES + CELLS_PER_RECENT_ROW * CELL_BYTES / 2
+    return cached + STAGING_FRACTION * staging + COPIES_FRACTION * copies + flight_row_bytes(nodes)
+
+
+# -- HBM-PS --------------------------------------------------------------------------------------------------------
+
+SORT_BYTES = 48  # per key occurrence, while the occurrences of a step and of the next one are grouped by row
+DEDUP_BYTES = 16  # per key occurrence, while distinct keys are found; one batch at a time
+SEARCH_BYTES = 32  # per row, for a hash table that is at most half full; one batch at a time is searched
+STEP_BYTES = 64  # per example, beside its activations: loss, weight, probability, inputs of the metrics
+BUFFER_POOL_FRACTION = 1 / 4  # of the bytes in use: memory comes in whole pages, and a buffer serves smaller arrays
+
+
+@dataclass(frozen=True, slots=True)
+class TableLoad:
+    """Size of one table's part of a batch on one node."""
+
+    table: str
+    row_bytes: int
+    dimension: int
+    slots: int
+    rows: int  # distinct keys
+    occurrences: int  # keys of all examples
+
+
+def batch_terms(loads: Sequence[TableLoad], *, examples: int, batches: int, nodes: int) -> list[Term]:
+    """Return the device terms that grow with the length of a batch, for `batches` batches of this size.
+
+    Only one of the batches is deduplicated and one is searched at a time.
+    """
+    dedup = max((DEDUP_BYTES * load.occurrences for load in loads), default=0)
+    terms = [Term("dedup scratch", dedup, "hbm_bytes")]
+    for load in loads:
+        offsets = 8 * (examples * load.slots + 1)
+        sizes = {
+            "rows of batches": batches * load.rows * (load.row_bytes + KEY_BYTES),
+            "peer positions": batches * load.rows * 4 * (nodes - 1),
+            "row numbers": batches * (4 * load.occurrences + offsets),
+            "hash table": load.rows * SEARCH_BYTES,
+        }
+        terms += [Term(name, size, "hbm_bytes", load.table) for name, size in sizes.items()]
+    return terms
+
+
+def step_terms(
+    loads: Sequence[TableLoad], *, examples: int, steps: int, layers: Sequence[int], nodes: int
+) -> list[Term]:
+    """Return the device terms of one step, the average of a batch of `steps` steps; `layers` are the layers' widths."""
+    activations = math.ceil(examples * (4 * sum(layers) + STEP_BYTES) / steps)
+    terms = [Term("activations", activations, "hbm_bytes")]
+    for load in loads:
+        sizes = {
+            "gradient sort": load.occurrences * SORT_BYTES,
+            "pooled embeddings": 4 * examples * load.slots * load.dimension,
+            "gradient sums": 8 * load.rows * load.dimension if nodes > 1 else 0,
+        }
+        terms += [Term(name, math.ceil(size / steps), "hbm_bytes", load.table) for name, size in sizes.items()]
+    return terms
+
+
+def pooled(terms: Sequence[Term]) -> list[Term]:
+    """Return device terms together with what the buffer pool adds to them."""
+    return [*terms, Term("buffer pool", math.ceil(BUFFER_POOL_FRACTION * total_bytes(terms)), "hbm_bytes")]
+
+
+def fraction_that_fits(hbm_bytes: int, fixed: Sequence[Term], step: Sequence[Term], batch: Sequence[Term]) -> float:
+    """Return the fraction of a batch that fits beside the fixed terms and one step; 1 or more: all of it."""
+    allowed = hbm_bytes / (1 + BUFFER_POOL_FRACTION) - total_bytes(fixed) - total_bytes(step)
+    return allowed / max(total_bytes(batch), 1)
+
+
+# -- SSD-PS --------------------------------------------------------------------------------------------------------
+
+
+def disk_terms(rows: float, row_bytes: float, table: str = "") -> list[Term]:
+    """Return the terms on disk of `rows` live rows, without snapshots: compaction keeps stale rows below live ones."""
+    live = math.ceil(rows * (row_bytes + KEY_BYTES))
+    return [Term(name, live, "disk_bytes", table) for name in ("live rows", "stale rows")]

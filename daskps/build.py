@@ -104,7 +104,7 @@ def initial_rows(spec: TableSpec, embedding: Initialiser, seed: int, device: Dev
     return fill
 
 
-BLOCKS = 8  # blocks of input files take 1/8 of budget.memory_bytes
+FILE_BLOCKS_FRACTION = 1 / 8  # of budget.memory_bytes
 LEAST_BLOCKS = 8  # text blocks are made so small that at least 8 fit that memory,
 LEAST_BLOCK_BYTES = 1 << 16  # but not smaller than 64 KiB
 
@@ -281,7 +281,7 @@ def _policy(job: Job) -> BadRowPolicy:
 
 def _blocks_bytes(job: Job) -> int:
     """Return the memory for blocks of files in bytes. Two blocks are always allowed, even if they take more."""
-    return job.budget.memory_bytes // BLOCKS
+    return int(job.budget.memory_bytes * FILE_BLOCKS_FRACTION)
 
 
 def hashing(job: Job) -> Osrp | None:

@@ -26,7 +26,7 @@ import numpy as np
 from distributed import Client, get_worker
 
 from daskps import build
-from daskps.budget import split
+from daskps.budget import largest_cache
 from daskps.build import build_network, dense_optimizer, row_filler, table_specs
 from daskps.config import Job
 from daskps.data.order import Steps
@@ -67,7 +67,8 @@ class Shard:
         self._spec, self._device = spec, CpuDevice(0, pool)
         self._fill = row_filler(job, spec, self._device)
         share = job.budget.memory_bytes // len(job.tables)
-        self._table = Cache(split(share, store_bytes=0, row_bytes=spec.layout.row_bytes, nodes=1, lru_share=0.5), pool)
+        budget = largest_cache(share, store_bytes=0, row_bytes=spec.layout.row_bytes, nodes=1, lru_share=0.5)
+        self._table = Cache(budget, pool)
         self._place = np.full(self._table.cache_rows, -1, np.int32)
         self._status = Status(self._device)
         self._rows, self._sums = np.empty(0, np.int32), np.empty(0, np.int64)

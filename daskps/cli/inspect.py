@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from daskps.budget import Term, terms_text
 from daskps.cli.command import command, facts, model_argument, snapshot_option, table
+from daskps.errors import CorruptionError, DataError
 from daskps.model import Model, open_model
+from daskps.node.memory import projected_terms
 from daskps.reports import from_record
+from daskps.storage.record import read_record
 from daskps.view.settings import settings_text
 from daskps.view.words import metrics_name, percent, size
 
@@ -19,6 +25,9 @@ Examples:
   daskps inspect runs/demo
   daskps inspect runs/demo --settings > again.toml
 """
+
+
+RECORD_POINTS = 200  # lines of the record that are read at most, about
 
 
 @click.command(epilog=EPILOG)
@@ -51,6 +60,7 @@ def describe(model: Model) -> dict[str, Any]:
         "metrics": from_record(snapshot.draft.metrics),
         **statistics,
         "budget": model.job.budget.model_dump(),
+        "memory": [term.as_json() for term in memory_terms(model, statistics["tables"])],
         "snapshots": [
             {
                 "id": item.id,
@@ -68,6 +78,25 @@ def describe(model: Model) -> dict[str, Any]:
         "key_rule": model.job.data.key_rule,
         "settings": snapshot.draft.settings["job"],
     }
+
+
+def memory_terms(model: Model, tables: dict[str, Any]) -> list[Term]:
+    """Return the memory terms of one node that goes on with this model, with batches like a late one of its record."""
+    job, batch = model.job, model.snapshot.draft.batch
+    nodes = job.cluster.nodes
+    line: dict[str, Any] = {"examples": job.train.minibatch_examples, "counts": {}}
+    # A model without a record: a batch of one step, without its rows.
+    with contextlib.suppress(DataError, CorruptionError, OSError):
+        lines = read_record(model.directory.path, "batch", every=max(1, batch // RECORD_POINTS))
+        line = next(iter(deque(lines, maxlen=1)), line)
+    return projected_terms(
+        job,
+        nodes=nodes,
+        rows={name: item["rows"] for name, item in tables.items()},
+        examples=-(-line["examples"] // nodes),
+        keys=-(-int(line["counts"].get("keys", 0)) // nodes),
+        distinct_keys=-(-int(line["counts"].get("distinct_keys", 0)) // nodes),
+    )
 
 
 def health(model: Model) -> list[str]:
@@ -124,14 +153,9 @@ def as_text(value: dict[str, Any]) -> str:
         ],
         head,
     )
-    budget = value["budget"]
-    tiers = facts(
-        [
-            ("HBM", f"at most {size(budget['hbm_bytes'])} a node"),
-            ("memory", f"at most {size(budget['memory_bytes'])} a node"),
-            ("SSD", f"at most {size(budget['disk_bytes'])} a node" if budget["disk_bytes"] else "the disk"),
-        ]
-    )
+    terms = [Term(item["name"], item["bytes"], item["budget"], item["table"]) for item in value["memory"]]
+    nodes = settings["cluster"]["nodes"]
+    tiers = f"memory of one of {nodes} nodes, by term\n{terms_text(terms, value['budget'])}"
     parts = [top, tables, tiers, snapshot_table(value["snapshots"])]
     if value["reports"]:
         parts.append("reports\n" + "\n".join(f"  {path}" for path in value["reports"]))

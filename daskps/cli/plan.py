@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from daskps.budget import terms_text
 from daskps.cli.command import command, facts, table
 from daskps.config import parse_bytes, read_job
 from daskps.errors import ArgumentError
@@ -18,6 +19,7 @@ from daskps.plan import (
     Value,
     Workload,
     calibrate,
+    memory_terms,
     paper_workload,
     plan,
     workload_of,
@@ -36,6 +38,7 @@ Examples:
 Every value that was fitted or assumed is listed below the table. daskps runs on at most 64 nodes.
 """
 NODES = "1,2,4,8,16,32,64"  # default of --nodes
+BUDGETS = ("memory_bytes", "hbm_bytes", "disk_bytes")
 
 
 @click.command(epilog=EPILOG)
@@ -102,7 +105,14 @@ def plan_command(
         for estimate, one in zip(answer["nodes"], estimates, strict=True):
             estimate["price_performance_against_mpi"] = price_performance(letter, one.examples_per_cost)
         answer["paper"] = {"speed_up": E_SPEED_UP} if letter.upper() == "E" else {}
-    return answer, _text(work, hardware, estimates, values, letter)
+    text = _text(work, hardware, estimates, values, letter)
+    if job is not None:
+        allowed: dict[str, int | None] = {name: int(getattr(hardware, name)) for name in BUDGETS}
+        planned = settings.model_copy(update={"budget": settings.budget.model_copy(update=allowed)})
+        terms = memory_terms(planned, work, settings.cluster.nodes)
+        answer["memory"] = {"allowed": allowed, "terms": [term.as_json() for term in terms]}
+        text += f"\n\nmemory of one of {settings.cluster.nodes} nodes, by term:\n{terms_text(terms, allowed)}"
+    return answer, text
 
 
 def _local(work: Workload) -> Hardware:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from daskps.budget import Budget
+from daskps.budget import CacheBudget
 from daskps.device.memory import anonymous, release
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
@@ -186,7 +186,7 @@ class Visit:
 class Cache:
     """The cached rows of one `MemPS`, with their entries (key, pins, visits, flags) and a hash index over the keys."""
 
-    def __init__(self, budget: Budget, pool: ComputePool) -> None:
+    def __init__(self, budget: CacheBudget, pool: ComputePool) -> None:
         self.cache_rows = budget.cache_rows
         self.width = budget.row_bytes // 4
         self.pool = pool

@@ -16,10 +16,10 @@ from threading import Lock
 
 import numpy as np
 
-from daskps import budget
+from daskps.budget import ORDERED_PIECES, CacheBudget, Term, capacity_error, largest_cache, total_bytes
 from daskps.device.memory import anonymous, release
 from daskps.device.pool import ComputePool
-from daskps.errors import ArgumentError, CapacityError, ConfigError, ProtocolError, StaleError
+from daskps.errors import ArgumentError, ConfigError, ProtocolError, StaleError
 from daskps.mem import inflight
 from daskps.mem.cache import BATCHES_IN_FLIGHT, DIRTY, NONE, PENDING, BatchStatistics, Cache, PullReply, Slots, Visit
 from daskps.mem.inflight import Flight, Pull, Push, WorkingSet
@@ -135,7 +135,7 @@ class CachedStore:
     """The cache, the store behind it, and the buffers for rows on their way between the two."""
 
     def __init__(
-        self, budget: budget.Budget, store: RowStore, initial: Callable[[Keys, Floats], None], pool: ComputePool
+        self, budget: CacheBudget, store: RowStore, initial: Callable[[Keys, Floats], None], pool: ComputePool
     ) -> None:
         self.budget = budget
         self.left = budget  # what remains of `budget` after the cache has shrunk for the store's index
@@ -152,8 +152,22 @@ class CachedStore:
 
     @property
     def used_bytes(self) -> int:
-        """Return an upper bound of the bytes in use: cache, buffers and the index of the store."""
-        return self.left.used_bytes - self.left.store_bytes + self.store.memory_bytes
+        """Return an upper bound of the bytes in use: the sum of all terms."""
+        return total_bytes(self.terms())
+
+    def terms(self, table: str = "") -> list[Term]:
+        """Return the terms of the memory in use: index and write buffers of the store, cache and its buffers."""
+        return [*self._store_terms(table), *self.left.cache_terms(table)]
+
+    def terms_for(self, rows: int, table: str = "") -> list[Term]:
+        """Return the terms that a batch of `rows` distinct rows would need."""
+        needed = self.budget.for_batch(rows, self.store.memory_bytes)
+        return [*self._store_terms(table), *needed.cache_terms(table)]
+
+    def _store_terms(self, table: str) -> list[Term]:
+        buffers = self.store.buffer_bytes
+        sizes = {"index": self.store.memory_bytes - buffers, "write buffers": buffers}
+        return [Term(name, size, table=table) for name, size in sizes.items()]
 
     def take(self, keys: Keys, batch: int, out: Floats | None, counters: Counter[str]) -> Visit:
         """Pin the rows of distinct keys for `batch`; load or initialize those that are not in memory.
@@ -176,7 +190,7 @@ class CachedStore:
     def _load_missing(self, keys: Keys, visit: Visit, batch: int, out: Floats | None, counters: Counter[str]) -> None:
         """Load or initialize the rows that are not cached, in pieces of the size of the staging buffer."""
         if len(visit.missing) > len(self._staging):
-            self._sort_for_reading(keys, visit.missing, budget.ORDERED_PIECES * len(self._staging))
+            self._sort_for_reading(keys, visit.missing, ORDERED_PIECES * len(self._staging))
         for start in range(0, len(visit.missing), len(self._staging)):
             positions = visit.missing[start : start + len(self._staging)]
             self._make_room(len(positions), counters)
@@ -216,8 +230,11 @@ class CachedStore:
             victims = self.cache.victims(wanted)
             if len(victims) == 0:  # every row is pinned, or was pushed after the snapshot being written began
                 if self.snapshot is None:
-                    raise CapacityError(
-                        f"all {self.cache.cached_rows:,} cached rows are pinned, {short:,} more must fit"
+                    raise capacity_error(
+                        f"all {self.cache.cached_rows:,} cached rows are pinned, {short:,} more must fit",
+                        self.terms_for(self.cache.cached_rows + short),
+                        {"memory_bytes": self.budget.memory_bytes},
+                        "raise budget.memory_bytes, or use smaller batches",
                     )
                 counters["forced_flushes"] += 1
                 self.finish_snapshot()
@@ -258,7 +275,7 @@ class CachedStore:
         self._shrink_buffers(rows)
         return moved
 
-    def _shrunk(self, rows: int) -> budget.Budget:
+    def _shrunk(self, rows: int) -> CacheBudget:
         return self.budget.shrunk(rows, None if self.snapshot is None else len(self._copies))
 
     def _shrink_buffers(self, rows: int) -> None:
@@ -342,7 +359,7 @@ class MemPS:
         """Allocate the cache. `remedy(self, rows)` returns what an error tells the user when `rows` rows do not fit."""
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"a partition serves 1 to {MAX_NODES} nodes, got {nodes}")
-        self.budget = budget.split(
+        self.budget = largest_cache(
             memory_bytes,
             store_bytes=store.memory_bytes,
             row_bytes=layout.row_bytes,
@@ -394,6 +411,10 @@ class MemPS:
     def used_bytes(self) -> int:
         """Return an upper bound of the memory in use, including the index of the store; at most `memory_bytes`."""
         return self._rows.used_bytes
+
+    def terms_for(self, rows: int, table: str = "") -> list[Term]:
+        """Return the memory terms that a batch of `rows` distinct rows would need."""
+        return self._rows.terms_for(rows, table)
 
     # ---------------------------------------------------------------- pull
 
@@ -448,11 +469,12 @@ class MemPS:
 
     def _check_size(self, rows: int, batch: int) -> None:
         if rows > self.batch_rows:
-            raise CapacityError(
+            raise capacity_error(
                 f"batch {batch} pulls {rows:,} distinct rows, but memory_bytes={self.budget.memory_bytes:,} holds at "
-                f"most {self.batch_rows:,} of one batch ({self.budget.row_bytes} bytes each, and their bookkeeping; "
-                f"the disk tier's index takes {self._rows.store.memory_bytes:,}); "
-                + (self._remedy(self, rows) if self._remedy else "make the batch smaller, or raise memory_bytes")
+                f"most {self.batch_rows:,} of one batch ({self.budget.row_bytes} bytes each, and their bookkeeping)",
+                self._rows.terms_for(rows),
+                {"memory_bytes": self.budget.memory_bytes},
+                self._remedy(self, rows) if self._remedy else "make the batch smaller, or raise memory_bytes",
             )
 
     def _answer(self) -> None:

@@ -1,32 +1,44 @@
 """The memory of a node: division of the budgets over tables, batches in flight and input data, and checks of what fits.
 
-Input: a job's budgets and the distinct keys of a batch. Output: how many steps of it fit, and how many batches may be
-read ahead.
+Input: a job's budgets and the distinct keys of a batch. Output: how many steps of it fit, how many batches may be read
+ahead, and all terms of a node (`projected_terms`). The formulas are in `daskps.budget`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 from distributed.system import MEMORY_LIMIT
 
 from daskps import budget
-from daskps.build import Features, StepReader, job_schema, of_files
+from daskps.budget import (
+    INDEX_BYTES,
+    KEY_BYTES,
+    SEGMENTS_IN_MEMORY,
+    BudgetName,
+    TableLoad,
+    Term,
+    capacity_error,
+    total_bytes,
+)
+from daskps.build import FILE_BLOCKS_FRACTION, Features, build_network, features, job_schema, table_specs
 from daskps.config import Job
 from daskps.data.order import Steps
+from daskps.device.device import chosen_backend
+from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError
 from daskps.hbm.table import TableSpec
 from daskps.mem.memps import MemPS
+from daskps.nn import engine
 from daskps.node.batches import Flight, NodeTable
 from daskps.reports import Forecast, Growth
-from daskps.ssd.format import KEY_BYTES, default_file_rows
-from daskps.storage.partition import KeyPartition
+from daskps.ssd.format import default_file_rows
 from daskps.types import Batch
 
-SLACK = 0.9  # fraction of the computed steps that is used: a shorter batch has more distinct keys per step
+USED_FRACTION = 0.9  # of the computed steps: a shorter batch has more distinct keys per step
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +63,14 @@ def steps_that_fit(steps: int, fits: Sequence[CapacityReport]) -> int:
         for table, capacity in enumerate(owner.capacity):
             wanted = sum(fit.asked[table][owner.rank] for fit in fits)
             if wanted > capacity:
-                fitting = min(fitting, max(1, int(steps * capacity * SLACK / wanted)))
+                fitting = min(fitting, max(1, int(steps * capacity * USED_FRACTION / wanted)))
     return fitting
 
 
 LINES_OF_TOKENS = ("libsvm", "libffm", "multislot")  # formats in which any slot may have any number of keys
-READING = 4  # examples of batches take at most 1/4 of the budget, unless a single step needs more
-MOST_READING = 2  # reading takes at most 1/2 of a budget; the rest is for rows
+INPUT_FRACTION = 1 / 4  # of a budget: examples of batches, unless a single step needs more
+MAX_INPUT_FRACTION = 1 / 2  # of a budget: all that reading may take; the rest is for rows
+UNKNOWN_ROWS = 1 << 62  # examples of files that have not been opened
 
 
 def raw_bytes(batch: Batch) -> int:
@@ -85,43 +98,44 @@ class InputBudget:
         job: Job,
         features: Features,
         steps: Steps,
-        training: StepReader,
-        validation: StepReader | None = None,
         *,
+        rows: int,  # examples of all passes
+        file_bytes: int = 0,  # blocks of files that readers hold at the same time
         on_cpu: bool,
     ) -> None:
         self._job, self._depth, self._on_cpu = job, job.train.depth, on_cpu
-        first, last = steps.slice(0, training.rows)
+        first, last = steps.slice(0, rows)
         self.least_keys, known = bounded_keys(job, features)
         self._known = known or first == last  # a node without examples cannot learn their size
         label_and_status = 8
         bags = label_and_status + 8 * len(features.slots) + 4 * features.dense + (4 if job.data.weight else 0)
         # A lower bound at first; after a read, the largest bytes per example of any batch so far.
         self._example_bytes: float = bags + 8 * self.least_keys
-        files = [reader for reader in map(of_files, (training, validation)) if reader is not None]
-        rows = training.rows // job.train.epochs
-        window = min(job.data.shuffle_window_rows, rows) * (self._example_bytes + 8)  # 8: its place in the order
-        self._blocks_bytes = int(window) + sum(reader.held_bytes for reader in files)
+        one_pass = rows // job.train.epochs
+        window = min(job.data.shuffle_window_rows, one_pass) * (self._example_bytes + 8)  # 8: its place in the order
+        self._file_bytes, self._window_bytes = file_bytes, int(window)
         self.step_examples = max(1, last - first)
-        self._all_steps = steps.count(rows)
+        self._all_steps = steps.count(one_pass)
         if job.train.batch_examples is not None:
             self._all_steps = min(self._all_steps, max(1, job.train.batch_examples // job.train.minibatch_examples))
         batch = self._all_steps * self.step_examples
         wanted = self._example_bytes * batch if self._known else job.budget.hbm_bytes + job.budget.memory_bytes
         self._whole = job.merges_batches  # then a batch must be read in one piece
-        allowed = wanted if self._whole and self._known else self._budget[1] // READING // (self._depth + 1)
+        share = int(self._budget_bytes * INPUT_FRACTION) // (self._depth + 1)
+        allowed = wanted if self._whole and self._known else share
         self.share_bytes = int(max(min(wanted, allowed), self._step_bytes))
-        for reader in files:
-            reader.bound(self.batches_bytes)
 
     @property
-    def _budget(self) -> tuple[str, int]:
-        """Name and size of the budget that examples of batches count against.
+    def _budget(self) -> BudgetName:
+        """Name of the budget that examples of batches count against.
 
         Without a GPU it is hbm_bytes, because the rows made of them for the CPU stand-ins are in the same memory.
         """
-        budget = self._job.budget
-        return ("hbm_bytes", budget.hbm_bytes) if self._on_cpu else ("memory_bytes", budget.memory_bytes)
+        return "hbm_bytes" if self._on_cpu else "memory_bytes"
+
+    @property
+    def _budget_bytes(self) -> int:
+        return int(getattr(self._job.budget, self._budget))
 
     @property
     def _step_bytes(self) -> float:
@@ -133,32 +147,38 @@ class InputBudget:
         """Bytes for examples of batches: `depth` that are ready and one that is being read."""
         return (self._depth + 1) * self.share_bytes
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that reading takes of budget.memory_bytes."""
-        return self._blocks_bytes + (0 if self._on_cpu else self.batches_bytes)
-
-    @property
-    def hbm_bytes(self) -> int:
-        """Bytes that reading takes of budget.hbm_bytes: only with CPU stand-ins, whose memory is the node's."""
-        return self.batches_bytes if self._on_cpu else 0
+    def terms(self) -> list[Term]:
+        """Return the terms of input data."""
+        return [
+            Term("file blocks", self._file_bytes),
+            Term("shuffle window", self._window_bytes),
+            Term("input batches", self.batches_bytes, self._budget),
+        ]
 
     def check(self) -> None:
         """Raise CapacityError, before anything is read, if reading leaves too little memory for rows."""
-        name, budget_bytes = self._budget
-        if self.batches_bytes > budget_bytes // MOST_READING:
-            raise CapacityError(
+        terms, budgets = self.terms(), self._job.budget
+        allowed = {
+            "memory_bytes": int(budgets.memory_bytes * MAX_INPUT_FRACTION),
+            "hbm_bytes": int(budgets.hbm_bytes * MAX_INPUT_FRACTION),
+        }
+        if self.batches_bytes > allowed[self._budget]:
+            raise capacity_error(
                 f"{self._depth} batches in flight of one step each, and one that is read, take {self.batches_bytes:,} "
                 f"bytes as they are read ({self.step_examples:,} examples of {self._example_bytes:.0f} bytes here), "
-                f"more than half of budget.{name} ({budget_bytes:,}); the rest is for their rows: raise it, lower "
-                f"train.depth, or use smaller steps"
+                f"more than half of budget.{self._budget} ({self._budget_bytes:,}); the rest is for their rows",
+                terms,
+                {self._budget: allowed[self._budget]},
+                f"raise budget.{self._budget}, lower train.depth, or use smaller steps",
             )
-        memory_bytes = self._job.budget.memory_bytes
-        if self.memory_bytes > memory_bytes // MOST_READING:
-            raise CapacityError(
-                f"reading takes {self._blocks_bytes:,} bytes for blocks of files (row groups of Parquet, windows that "
-                f"are shuffled), more than half of budget.memory_bytes ({memory_bytes:,}); the rest is for rows: raise "
-                f"it, lower data.shuffle_window_rows, or write files with smaller row groups"
+        if total_bytes(terms, "memory_bytes") > allowed["memory_bytes"]:
+            raise capacity_error(
+                f"reading takes {self._file_bytes + self._window_bytes:,} bytes for blocks of files (row groups of "
+                f"Parquet, windows that are shuffled), more than half of budget.memory_bytes "
+                f"({budgets.memory_bytes:,}); the rest is for rows",
+                terms,
+                {"memory_bytes": allowed["memory_bytes"]},
+                "raise budget.memory_bytes, lower data.shuffle_window_rows, or write files with smaller row groups",
             )
 
     def steps(self) -> int:
@@ -175,16 +195,9 @@ class InputBudget:
         return max(1, -(-taken // self.share_bytes))
 
 
-BUFFERS = 10  # write buffers of segments take 1/10 of a table's memory
-FILES_IN_MEMORY = 3  # segments of a partition in memory: one is filled, two are written
-INDEX_BYTES = 12  # per key in the disk tier's index
-SORT_BYTES = 48  # per key occurrence, while the occurrences of a step and of the next one are grouped by row
-DEDUP_BYTES = 16  # per key occurrence, while distinct keys are found; one batch at a time
-SEARCH_BYTES = 32  # per row, for a hash table that is at most half full; one batch at a time is searched
-STEP_BYTES = 64  # per example, beside its activations: loss, weight, probability, inputs of the metrics
-MORE = 1.1  # factor on the recommended memory_bytes, because a forecast is not exact
-FAR = 4  # no forecast beyond 4 times the current position: at first nearly all keys are new
-LENT = 1.25  # overhead of the buffer pool: memory comes in whole pages, and a buffer is reused for smaller arrays
+WRITE_BUFFERS_FRACTION = 1 / 10  # of a table's memory: write buffers of segments
+FORECAST_MARGIN = 1.1  # factor on the recommended memory_bytes, because a forecast is not exact
+FORECAST_REACH = 4  # no forecast beyond 4 times the current position: at first nearly all keys are new
 
 
 def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: int | None = None) -> None:
@@ -193,36 +206,23 @@ def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: in
     CPU stand-ins for devices use the same memory. The operating system would grant the memory, and kill the node when
     it is used.
     """
-    budget = job.budget
-    one = budget.memory_bytes + (budget.hbm_bytes if on_cpu else 0)
+    budgets = job.budget
+    one = budgets.memory_bytes + (budgets.hbm_bytes if on_cpu else 0)
     for nodes, allowed in ((1, limit_bytes or MEMORY_LIMIT), (nodes_here, MEMORY_LIMIT)):
         if nodes * one > allowed:
-            hbm = f" and budget.hbm_bytes ({budget.hbm_bytes:,}, in memory where there is no GPU)" if on_cpu else ""
+            hbm = f" and budget.hbm_bytes ({budgets.hbm_bytes:,}, in memory where there is no GPU)" if on_cpu else ""
             raise CapacityError(
-                f"{nodes} node{'s' if nodes > 1 else ''} with budget.memory_bytes ({budget.memory_bytes:,}){hbm} "
+                f"{nodes} node{'s' if nodes > 1 else ''} with budget.memory_bytes ({budgets.memory_bytes:,}){hbm} "
                 f"may use {nodes * one:,} bytes, but here {allowed:,} are allowed: lower the budgets"
             )
 
 
-def _row_bytes(spec: TableSpec) -> int:
-    """Return the bytes of one row in a batch's table: its fields and its key."""
-    return spec.layout.row_bytes + KEY_BYTES
-
-
 class NodeBudget:
-    """Division of one node's budgets, and the checks of what fits."""
+    """Division of one node's budgets, and the checks of what fits. `fixed` are the terms that are not for rows."""
 
-    def __init__(
-        self,
-        job: Job,
-        specs: Sequence[TableSpec],
-        partition: KeyPartition,
-        memory_used: int,  # bytes of memory_bytes that are not for rows
-        hbm_used: int,  # bytes of hbm_bytes that are not for rows
-    ) -> None:
-        self._job, self._specs, self._partition = job, specs, partition
-        self._nodes = partition.nodes
-        self._memory_used, self._hbm_used = memory_used, hbm_used
+    def __init__(self, job: Job, specs: Sequence[TableSpec], nodes: int, fixed: Sequence[Term]) -> None:
+        self._job, self._specs, self._nodes = job, specs, nodes
+        self._fixed = {name: [term for term in fixed if term.budget == name] for name in ("memory_bytes", "hbm_bytes")}
         self._growth: dict[str, tuple[int, Growth]] = {}  # by table: rows when it was opened, and their growth since
         self._index_bytes: dict[str, int] = {}  # by table: forecast for the end of the data
 
@@ -246,30 +246,25 @@ class NodeBudget:
             if rows is None:
                 continue
             known = table.store.memory_bytes - table.store.buffer_bytes  # includes the fixed part of each partition
-            fixed = FILES_IN_MEMORY * table.store.file_bytes + known - INDEX_BYTES * len(table.store)
+            fixed = SEGMENTS_IN_MEMORY * table.store.file_bytes + known - INDEX_BYTES * len(table.store)
             self._index_bytes[name] = fixed + INDEX_BYTES * rows
             step_rows = min(-(-len(working_set.row_of) // steps), len(working_set.keys), mem.budget.cache_rows)
-            left = mem.budget.memory_bytes - self._beside_index(mem, step_rows)
+            left = mem.budget.memory_bytes - mem.budget.shrunk(step_rows).cache_bytes
             if self._index_bytes[name] > left:
                 ends = growth.position_at((left - fixed) // INDEX_BYTES)
-                if ends <= FAR * position:
+                if ends <= FORECAST_REACH * position:
                     memory_bytes = self._enough(table.spec, mem, step_rows)
                     found.append(Forecast(rank, name, rows, self._index_bytes[name], ends, memory_bytes))
         return min(found, key=lambda one: one.position, default=None)
 
-    @staticmethod
-    def _beside_index(mem: MemPS, rows: int) -> int:
-        """Return the bytes that MEM-PS takes beside the disk index when its cache has shrunk to `rows` rows."""
-        return mem.budget.shrunk(rows).used_bytes - mem.budget.store_bytes
-
     def _enough(self, spec: TableSpec, mem: MemPS, rows: int) -> int:
         """Return a budget.memory_bytes with which `rows` rows fit beside the disk index up to the end of the data."""
-        now = mem.used_bytes - mem.budget.used_bytes + mem.budget.store_bytes  # lower bound: the cache may have shrunk
+        now = mem.used_bytes - mem.budget.cache_bytes  # lower bound of the index: the cache may have shrunk
         index = max(self._index_bytes.get(spec.name, 0), now)
         memory_bytes = mem.budget.memory_bytes
         while True:
             memory_bytes = int(memory_bytes * 1.03) + 1
-            whole = budget.split(
+            whole = budget.largest_cache(
                 memory_bytes,
                 store_bytes=min(max(now, 0), memory_bytes // 2),
                 row_bytes=spec.layout.row_bytes,
@@ -277,11 +272,11 @@ class NodeBudget:
                 lru_share=self._job.cluster.lru_share,
             )
             holds = rows < min(whole.cache_rows, whole.flight_rows)
-            if holds and whole.shrunk(rows).used_bytes - whole.store_bytes + index <= memory_bytes:
+            if holds and whole.shrunk(rows).cache_bytes + index <= memory_bytes:
                 break
-        weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self._specs}
-        total = self._memory_used + memory_bytes * sum(weights.values()) / weights[spec.name]
-        return -(-int(MORE * total) // 1_000_000) * 1_000_000
+        weights = self._weights
+        total = self._fixed_bytes("memory_bytes") + memory_bytes * sum(weights.values()) / weights[spec.name]
+        return -(-int(FORECAST_MARGIN * total) // 1_000_000) * 1_000_000
 
     def remedy(self, spec: TableSpec, mem: MemPS, rows: int) -> str:
         """Return advice on the budget with which `rows` rows of one batch fit beside the disk index."""
@@ -290,70 +285,79 @@ class NodeBudget:
             ", which the whole run is expected to need" if spec.name in self._index_bytes else ""
         )
 
+    # -- shares of the tables --------------------------------------------------------------------------------------
+
     def memory_bytes(self, spec: TableSpec) -> int:
         """Return a table's share of the memory for rows."""
-        return self._share(self._job.budget.memory_bytes - self._memory_used, spec)
+        return self._share(self._job.budget.memory_bytes - self._fixed_bytes("memory_bytes"), spec)
 
     def disk_bytes(self, spec: TableSpec) -> int | None:
         """Return a table's share of budget.disk_bytes; None if there is no such budget."""
         budget = self._job.budget.disk_bytes
         return None if budget is None else self._share(budget, spec)
 
-    def _share(self, count: int, spec: TableSpec) -> int:
-        """Return a table's share of `count` bytes, in proportion to the row bytes of one example in each table."""
-        weights = {other.name: len(other.slots) * other.layout.row_bytes for other in self._specs}
-        return count * weights[spec.name] // sum(weights.values())
-
     @property
-    def _device_bytes(self) -> float:
-        """Bytes that batches and steps may allocate on the devices."""
-        return self._job.budget.hbm_bytes / LENT - self._hbm_used
+    def _weights(self) -> dict[str, int]:
+        """Row bytes of one example in each table: tables share the budgets in this proportion."""
+        return {spec.name: len(spec.slots) * spec.layout.row_bytes for spec in self._specs}
+
+    def _share(self, count: int, spec: TableSpec) -> int:
+        return count * self._weights[spec.name] // sum(self._weights.values())
+
+    def _fixed_bytes(self, name: BudgetName) -> int:
+        """Bytes of a budget that are not for rows."""
+        return total_bytes(self._fixed[name])
 
     def file_rows(self, spec: TableSpec) -> int:
-        """Return the rows of a segment, such that FILES_IN_MEMORY segments per partition fit the write buffers."""
-        in_memory = FILES_IN_MEMORY * -(-self._job.cluster.partitions // self._nodes)
-        wanted = self.memory_bytes(spec) // BUFFERS // in_memory // (spec.layout.row_bytes + KEY_BYTES)
+        """Return the rows of a segment, such that SEGMENTS_IN_MEMORY segments per partition fit the write buffers."""
+        in_memory = SEGMENTS_IN_MEMORY * -(-self._job.cluster.partitions // self._nodes)
+        buffers = int(self.memory_bytes(spec) * WRITE_BUFFERS_FRACTION)
+        wanted = buffers // in_memory // (spec.layout.row_bytes + KEY_BYTES)
         return int(min(max(wanted // 64 * 64, 64), default_file_rows(spec.layout)))
+
+    # -- one batch -------------------------------------------------------------------------------------------------
 
     def rows(self, flight: Flight, tables: Sequence[NodeTable]) -> int:
         """Return how many distinct keys of one batch fit devices and cache, divided over tables as in `flight`."""
         keys = [len(working_set.keys) for working_set in flight.sets]
         served = (self._served_rows(table) / max(here, 1) for here, table in zip(keys, tables, strict=True))
-        return int(max(sum(keys), 1) * max(0.0, min(self._fitting(flight), *served)))
+        return int(max(sum(keys), 1) * max(0.0, min(self._fraction_that_fits(flight), *served)))
+
+    def device_terms(self, loads: Sequence[TableLoad], examples: int, steps: int) -> tuple[list[Term], list[Term]]:
+        """Return the terms of one step, and of all batches on the devices, for a batch of this size."""
+        layers, batches = self._job.model.layers, self._job.train.depth + 1
+        step = budget.step_terms(loads, examples=examples, steps=steps, layers=layers, nodes=self._nodes)
+        return step, budget.batch_terms(loads, examples=examples, batches=batches, nodes=self._nodes)
+
+    def hbm_terms(self, loads: Sequence[TableLoad], examples: int, steps: int) -> list[Term]:
+        """Return all terms of hbm_bytes with a batch of this size."""
+        step, batch = self.device_terms(loads, examples, steps)
+        return budget.pooled([*self._fixed["hbm_bytes"], *step, *batch])
 
     def check(self, examples: int, keys: int) -> None:
         """Raise CapacityError if a step of `examples` with `keys` keys each cannot fit, even without its rows."""
         depth, hbm_bytes = self._job.train.depth, self._job.budget.hbm_bytes
-        bags = sum(len(spec.slots) for spec in self._specs)
-        pooled = sum(len(spec.slots) * spec.dim for spec in self._specs)
-        batch = examples * (4 * keys + 8 * bags)
-        step = examples * (4 * sum(self._job.model.layers) + STEP_BYTES + SORT_BYTES * keys + 4 * pooled)
-        needed = int(LENT * (self._hbm_used + (depth + 1) * batch + DEDUP_BYTES * examples * keys + step))
-        if needed > hbm_bytes:
-            raise CapacityError(
-                f"one step needs at least {needed:,} bytes on this node's devices, without a single row: {step:,} to "
-                f"compute with, {batch:,} of each of {depth + 1} batches ({examples:,} examples with at least {keys} "
-                f"keys), {self._hbm_used:,} for the network and for batches as they are read; budget.hbm_bytes is "
-                f"{hbm_bytes:,}: raise it, lower train.depth, or use smaller steps"
+        terms = self.hbm_terms(table_loads(self._specs, examples, examples * keys, 0), examples, 1)
+        if total_bytes(terms) > hbm_bytes:
+            raise capacity_error(
+                f"one step needs at least {total_bytes(terms):,} bytes on this node's devices, without a single row "
+                f"({examples:,} examples with at least {keys} keys, {depth + 1} batches of one step each); "
+                f"budget.hbm_bytes is {hbm_bytes:,}",
+                terms,
+                {"hbm_bytes": hbm_bytes},
+                "raise budget.hbm_bytes, lower train.depth, or use smaller steps",
             )
 
-    def _fitting(self, flight: Flight) -> float:
-        """Return the fraction of the batch that fits the devices; at least 1 if all of it does.
+    def _loads(self, flight: Flight) -> list[TableLoad]:
+        return [
+            _load(spec, len(working_set.keys), len(working_set.row_of))
+            for spec, working_set in zip(self._specs, flight.sets, strict=True)
+        ]
 
-        Counted beside it: the batches in flight and the memory of one step.
-        """
-        steps = len(flight.step_starts) - 1
-        batch, search, dedup = 0, 0, 0
-        step = flight.examples * (4 * sum(self._job.model.layers) + STEP_BYTES)
-        for spec, working_set in zip(self._specs, flight.sets, strict=True):
-            rows, occurrences = len(working_set.keys), len(working_set.row_of)
-            batch += rows * (_row_bytes(spec) + 4 * (self._nodes - 1))  # 4: its position at each peer
-            batch += 4 * occurrences + working_set.offsets.nbytes
-            search += rows * SEARCH_BYTES
-            dedup = max(dedup, DEDUP_BYTES * occurrences)
-            step += occurrences * SORT_BYTES + 4 * flight.examples * len(spec.slots) * spec.dim
-            step += 8 * rows * spec.dim if self._nodes > 1 else 0  # gradient sums to exchange
-        return (self._device_bytes - step / steps) / max((self._job.train.depth + 1) * batch + search + dedup, 1)
+    def _fraction_that_fits(self, flight: Flight) -> float:
+        """Return the fraction of the batch that fits the devices; at least 1 if all of it does."""
+        terms = self.device_terms(self._loads(flight), flight.examples, len(flight.step_starts) - 1)
+        return budget.fraction_that_fits(self._job.budget.hbm_bytes, self._fixed["hbm_bytes"], *terms)
 
     def _served_rows(self, table: NodeTable) -> int:
         """Return the rows of one batch that fit the cache, even after the disk index has grown.
@@ -363,7 +367,7 @@ class NodeBudget:
         """
         mem, memory_bytes = table.mem, self.memory_bytes(table.spec)
         row_bytes = mem.freed_row_bytes
-        buffers = FILES_IN_MEMORY * table.store.file_bytes - table.store.buffer_bytes
+        buffers = SEGMENTS_IN_MEMORY * table.store.file_bytes - table.store.buffer_bytes
         growth = INDEX_BYTES * mem.cached_rows + buffers - (memory_bytes - mem.used_bytes)
         left = mem.cache_rows - max(0, growth) / row_bytes
         return max(1, min(int(left / (1 + INDEX_BYTES * self._job.train.depth / row_bytes)), mem.batch_rows))
@@ -376,25 +380,112 @@ class NodeBudget:
             asked = tuple(tuple(np.diff(flight.owners[spec.name].starts).tolist()) for spec in self._specs)
         else:
             asked = tuple((len(working_set.keys),) for working_set in flight.sets)
-        fitting = self._fitting(flight)
+        fitting = self._fraction_that_fits(flight)
         if steps == 1:
             wanted = [max(rows) for rows in asked]  # by table: the most rows asked of one owner
             served = [int(table.mem.batch_rows) for table in tables]
             tightest = max(range(len(tables)), key=lambda number: (wanted[number] > served[number], wanted[number]))
-            if fitting < 1 or wanted[tightest] > served[tightest]:
-                remedy = self.remedy(self._specs[tightest], tables[tightest].mem, wanted[tightest])
-                self._refuse(flight, tightest, fitting, served[tightest], remedy if fitting >= 1 else "")
-        on_devices = steps if fitting >= 1 else max(1, int(steps * fitting * SLACK))
+            if fitting < 1:
+                raise self._devices_too_small(flight, tightest, min(max(fitting, 0.0), 1.0), served[tightest])
+            if wanted[tightest] > served[tightest]:
+                raise self._cache_too_small(flight, tables[tightest], tightest, wanted[tightest])
+        on_devices = steps if fitting >= 1 else max(1, int(steps * fitting * USED_FRACTION))
         return CapacityReport(rank, on_devices, asked, tuple(map(self._served_rows, tables)), shares)
 
-    def _refuse(self, flight: Flight, table: int, fitting: float, served: int, remedy: str) -> NoReturn:
-        """Raise CapacityError for a single step that does not fit, with figures and a remedy."""
-        budget, depth, here = self._job.budget, self._job.train.depth, len(flight.sets[table].keys)
-        on_devices = (
-            f"raise budget.hbm_bytes ({budget.hbm_bytes:,}) or budget.memory_bytes ({budget.memory_bytes:,}), lower "
-            f"train.depth ({depth}), or use smaller steps"
+    def _devices_too_small(self, flight: Flight, table: int, fitting: float, served: int) -> CapacityError:
+        """Return the error for a single step whose rows do not fit the devices."""
+        budgets, here = self._job.budget, len(flight.sets[table].keys)
+        return capacity_error(
+            self._too_many_rows(flight, table, min(int(fitting * here), served)),
+            self.hbm_terms(self._loads(flight), flight.examples, 1),
+            {"hbm_bytes": budgets.hbm_bytes},
+            f"raise budget.hbm_bytes ({budgets.hbm_bytes:,}) or budget.memory_bytes ({budgets.memory_bytes:,}), lower "
+            f"train.depth ({self._job.train.depth}), or use smaller steps",
         )
-        raise CapacityError(
-            f"step {flight.token.first_step} alone needs {here:,} distinct rows of table {self._specs[table].name!r}, "
-            f"but this node fits {min(max(int(fitting * here), 0), served):,}: {remedy or on_devices}"
+
+    def _cache_too_small(self, flight: Flight, table: NodeTable, number: int, wanted: int) -> CapacityError:
+        """Return the error for a single step that asks one owner for more rows than its cache can hold."""
+        mem = table.mem
+        return capacity_error(
+            self._too_many_rows(flight, number, min(len(flight.sets[number].keys), int(mem.batch_rows))),
+            mem.terms_for(wanted, table.spec.name),
+            {"memory_bytes": mem.budget.memory_bytes},
+            self.remedy(table.spec, mem, wanted),
         )
+
+    def _too_many_rows(self, flight: Flight, table: int, fit: int) -> str:
+        return (
+            f"step {flight.token.first_step} alone needs {len(flight.sets[table].keys):,} distinct rows of table "
+            f"{self._specs[table].name!r}, but this node fits {fit:,}"
+        )
+
+
+def _load(spec: TableSpec, rows: int, occurrences: int) -> TableLoad:
+    return TableLoad(spec.name, spec.layout.row_bytes, spec.dim, len(spec.slots), rows, occurrences)
+
+
+def table_loads(specs: Sequence[TableSpec], examples: int, keys: int, distinct_keys: int) -> list[TableLoad]:
+    """Return the load of each table for a batch with so many keys, which are spread evenly over all slots."""
+    slots = sum(len(spec.slots) for spec in specs)
+    shares = [len(spec.slots) / slots for spec in specs]
+    return [
+        _load(spec, round(distinct_keys * share), round(keys * share))
+        for spec, share in zip(specs, shares, strict=True)
+    ]
+
+
+def projected_terms(
+    job: Job,
+    *,
+    nodes: int,
+    rows: Mapping[str, int],
+    examples: int,
+    keys: int,
+    distinct_keys: int,
+    cores: int | None = None,
+) -> list[Term]:
+    """Return all terms of one of `nodes` nodes, without opening data or model.
+
+    `rows` are the live rows of each table of the whole model. The others are the size of a batch on one node. What is
+    left of memory_bytes goes to the cache. Of files only upper bounds are known.
+    """
+    known = features(job)
+    specs, train = table_specs(job, known), job.train
+    steps = Steps(train.minibatch_examples, nodes, 0, job.cluster.devices, train.block_examples)
+    data = job.data.synthetic
+    reading = InputBudget(
+        *(job, known, steps),
+        rows=UNKNOWN_ROWS if data is None else data.examples * train.epochs,
+        file_bytes=int(job.budget.memory_bytes * FILE_BLOCKS_FRACTION) if data is None else 0,
+        on_cpu=chosen_backend(job.cluster.backend) == "cpu",
+    )
+    with ComputePool(1) as pool:
+        network = build_network(job, specs, known, engine.cpu(pool))
+        size = network.size_bytes(cores or job.cluster.cores or len(os.sched_getaffinity(0)))
+    fixed = [*reading.terms(), Term("network", size, "hbm_bytes")]
+    room = NodeBudget(job, specs, nodes, fixed)
+    terms = [term for term in fixed if term.budget == "memory_bytes"]
+    partitions = -(-job.cluster.partitions // nodes)
+    for spec in specs:
+        row_bytes, live = spec.layout.row_bytes, -(-rows.get(spec.name, 0) // nodes)
+        store = [
+            Term("index", INDEX_BYTES * live, table=spec.name),
+            Term(
+                "write buffers",
+                SEGMENTS_IN_MEMORY * partitions * room.file_rows(spec) * (row_bytes + KEY_BYTES),
+                table=spec.name,
+            ),
+        ]
+        sizes = (room.memory_bytes(spec), total_bytes(store), row_bytes, nodes, job.cluster.lru_share)
+        try:
+            cache = budget.largest_cache(
+                sizes[0], store_bytes=sizes[1], row_bytes=row_bytes, nodes=nodes, lru_share=job.cluster.lru_share
+            )
+        except CapacityError:
+            cache = budget.cache_of(1, *sizes)  # the sum shows that it does not fit
+        terms += [*store, *cache.cache_terms(spec.name)]
+    count = max(1, round(examples / reading.step_examples))
+    terms += room.hbm_terms(table_loads(specs, examples, keys, distinct_keys), examples, count)
+    for spec in specs:
+        terms += budget.disk_terms(-(-rows.get(spec.name, 0) // nodes), spec.layout.row_bytes, spec.name)
+    return terms

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from daskps import build
+from daskps.budget import Term
 from daskps.build import build_network, dense_optimizer, row_filler, table_specs
 from daskps.config import Job, recorded_job
 from daskps.data.order import Steps
@@ -122,10 +123,16 @@ class OpenNode:
         self.validation = build.open_validation(job, self.pool, self.rank, self.nodes)
         self.networks = self._networks()
         on_cpu = self.devices[0].kind == "cpu"
-        self.reading = InputBudget(job, self.features, self.steps, self.training, self.validation, on_cpu=on_cpu)
+        readers = [reader for reader in map(build.of_files, (self.training, self.validation)) if reader is not None]
+        file_bytes = sum(reader.held_bytes for reader in readers)
+        self.reading = InputBudget(
+            *(job, self.features, self.steps), rows=self.training.rows, file_bytes=file_bytes, on_cpu=on_cpu
+        )
+        for reader in readers:
+            reader.bound(self.reading.batches_bytes)
         self.reading.check()
-        used = (self.reading.memory_bytes, self.reading.hbm_bytes + self.networks[0].size_bytes(self.pool.cores))
-        self.room = NodeBudget(job, self.specs, self.partition, *used)
+        network = Term("network", self.networks[0].size_bytes(self.pool.cores), "hbm_bytes")
+        self.room = NodeBudget(job, self.specs, self.nodes, [*self.reading.terms(), network])
         self.room.check(self.reading.step_examples, self.reading.least_keys)
         keep_freed_memory(job.budget.memory_bytes + job.budget.hbm_bytes)
         self.metrics = Metrics()  # of the current pass. Rank 0: all nodes; other ranks: what rank 0 has not got yet

@@ -7,7 +7,7 @@ that was fitted or assumed. PLAN.md has the formulas.
 
 from daskps.plan.estimate import Estimate, Hardware, Value, Workload, plan
 from daskps.plan.paper import PAPER_HARDWARE, paper_workload
-from daskps.plan.workload import calibrate, workload_of
+from daskps.plan.workload import calibrate, memory_terms, workload_of
 
 __all__ = [
     "PAPER_HARDWARE",
@@ -16,6 +16,7 @@ __all__ = [
     "Value",
     "Workload",
     "calibrate",
+    "memory_terms",
     "paper_workload",
     "plan",
     "workload_of",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from daskps import budget
+from daskps.budget import INDEX_BYTES, KEY_BYTES, SEARCH_BYTES
 from daskps.errors import ArgumentError
 
 MOST_NODES = 64  # the largest number of nodes of a run
@@ -90,13 +92,8 @@ class Value:
     why: str
 
 
-KEY_BYTES = 8  # per key
-INDEX_BYTES = 12.0  # per key: bound of the disk tier's index in memory
-CACHE_EXTRA_BYTES = 50.0  # per cached row, beside the row: entry, bucket, cells, staging (daskps.budget)
-HBM_EXTRA_BYTES = 16.0  # per row, beside the row: its key, and hash table cells, which one batch in four has
 SUM_BYTES = 4.0  # per value of a gradient sum on the network: fixed point, sent without its upper bytes
 ROW_NUMBER_BYTES = 5.0  # per row number on the network
-DISK_FACTOR = 2.0  # bytes on disk / bytes of live rows: compaction keeps it below 2, beside files held by snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +114,11 @@ class Estimate:
     disk_bytes: float
     hbm_bytes: float
     problems: tuple[str, ...]  # the resources that are too small: memory, disk, HBM
+
+
+def hbm_row_bytes(row_bytes: float, batches: int) -> float:
+    """Return the bytes on the devices per row of a batch, in `batches` batches, of which one has a hash table."""
+    return batches * (row_bytes + KEY_BYTES) + SEARCH_BYTES
 
 
 def network_seconds(work: Workload, hardware: Hardware, nodes: int) -> dict[str, float]:
@@ -161,9 +163,11 @@ def _estimate(work: Workload, hardware: Hardware, nodes: int, alone: float) -> E
     batch = seconds[bottleneck] * work.slack
     rate = nodes * work.batch_examples / batch
     index = INDEX_BYTES * work.rows / nodes
-    flight = work.in_flight * work.distinct_keys * (work.row_bytes + CACHE_EXTRA_BYTES)
-    hbm = work.tables * work.distinct_keys * (work.row_bytes + HBM_EXTRA_BYTES)
-    disk = DISK_FACTOR * work.rows / nodes * (work.row_bytes + KEY_BYTES)
+    # The table of holders is an idea of daskps: the paper's system ("doubling") has none on several nodes.
+    row_bytes = budget.cached_row_bytes(work.row_bytes, nodes if work.sums == "pairwise" else 1)
+    flight = work.in_flight * work.distinct_keys * row_bytes
+    hbm = work.distinct_keys * hbm_row_bytes(work.row_bytes, work.tables)
+    disk = float(budget.total_bytes(budget.disk_terms(work.rows / nodes, work.row_bytes)))
     needs = {
         "memory": (index + flight, hardware.memory_bytes),
         "disk": (disk, hardware.disk_bytes),

@@ -6,11 +6,13 @@ import itertools
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from daskps.budget import Term, cached_row_bytes
 from daskps.build import features, table_specs
 from daskps.config import Job, make_job
 from daskps.driver.sizing import WANTED_SECONDS
 from daskps.errors import ConfigError, DataError
-from daskps.plan.estimate import CACHE_EXTRA_BYTES, HBM_EXTRA_BYTES, Value, Workload
+from daskps.node.memory import projected_terms
+from daskps.plan.estimate import Value, Workload, hbm_row_bytes
 from daskps.reports import Summary
 from daskps.storage.record import last_run, read_record
 
@@ -34,6 +36,7 @@ RATES = Rates()
 # Assumptions for jobs that have not run yet.
 DISTINCT_SHARE = 0.3  # distinct keys of a batch / key occurrences
 SHARED_SHARE = 0.5  # fraction of touched rows that another node holds
+BATCH_FRACTION = 1 / 2  # of budget.memory_bytes: batches in flight; the rest is for the index and older rows
 HIT_RATE = 0.8  # fraction of pulled rows that are in the memory tier
 
 
@@ -62,10 +65,10 @@ def workload_of(
     }
     total = sum(seconds.values())
     minibatch = job.train.minibatch_examples / job.cluster.nodes
-    # Training splits batches so that they fit the budgets. Half of the memory is left for the index and older rows.
+    # Training splits batches so that they fit the budgets.
     budget, depth, distinct = job.budget, job.train.depth, keys * DISTINCT_SHARE
-    in_memory = budget.memory_bytes / 2 / depth / distinct / (row_bytes + CACHE_EXTRA_BYTES)
-    on_devices = budget.hbm_bytes / (depth + 1) / distinct / (row_bytes + HBM_EXTRA_BYTES)
+    in_memory = budget.memory_bytes * BATCH_FRACTION / depth / distinct / cached_row_bytes(row_bytes, job.cluster.nodes)
+    on_devices = budget.hbm_bytes / distinct / hbm_row_bytes(row_bytes, depth + 1)
     fitting = min(WANTED_SECONDS / total, in_memory, on_devices)
     batch = (job.train.batch_examples or 0) / job.cluster.nodes or minibatch * max(1, int(fitting / minibatch))
     values = [
@@ -97,6 +100,20 @@ def workload_of(
         tables=job.train.depth + 1,
     )
     return workload, values
+
+
+def memory_terms(job: Job, work: Workload, nodes: int) -> list[Term]:
+    """Return the memory terms of one of `nodes` nodes that train batches of `work` with the job's budgets."""
+    specs = table_specs(job, features(job))
+    slots = sum(len(spec.slots) for spec in specs)
+    return projected_terms(
+        job,
+        nodes=nodes,
+        rows={spec.name: round(work.rows * len(spec.slots) / slots) for spec in specs},
+        examples=round(work.batch_examples),
+        keys=round(work.batch_examples * work.keys_per_example),
+        distinct_keys=round(work.distinct_keys),
+    )
 
 
 def _keys_per_example(job: Job, slots: int) -> float:

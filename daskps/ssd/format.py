@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from daskps.budget import KEY_BYTES
 from daskps.device.native import library
 from daskps.errors import ArgumentError, CorruptionError
 from daskps.ssd.index import PLACES
@@ -42,7 +43,6 @@ FORMAT = "daskps-ssd"
 VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = "lock"
-KEY_BYTES = 8
 # Bytes per checksum, and so the smallest read: a page of the disk. A single row costs one small read (FORMAT.md,
 # "Reading").
 BLOCK_BYTES = 4096

@@ -13,10 +13,9 @@ from threading import RLock
 
 import numpy as np
 
+from daskps.budget import KEY_BYTES, Term, capacity_error, total_bytes
 from daskps.device.pool import ComputePool
-from daskps.errors import CapacityError
 from daskps.ssd.files import Files, disk_error
-from daskps.ssd.format import KEY_BYTES
 from daskps.ssd.index import ABSENT, KeyIndex
 from daskps.ssd.live_bits import DiskBound, LiveBits
 from daskps.ssd.manifest import FileEntry, Manifest
@@ -195,12 +194,24 @@ class LiveRows:
     @property
     def disk_bytes(self) -> int:
         """Return the bytes on disk, including full segments that are being written."""
+        return total_bytes(self.disk_terms())
+
+    def disk_terms(self) -> list[Term]:
+        """Return the terms of the bytes on disk."""
         with self.lock:
-            rows = {number: entry.rows for number, entry in self._manifest.kept().items()}
-            rows.update({number: f.count for number, f in self.shelf.current.items() if f is not self._staged})
-            saved_bytes = sum(s.live_bytes + (s.index_bytes or 0) for s in self._manifest.snapshots)
-            files_bytes = sum(map(self.shape.data_bytes, rows.values()))
-            return files_bytes + self.shelf.leaving_bytes + saved_bytes + self._manifest_bytes
+            current = {number: f.count for number, f in self.shelf.current.items() if f is not self._staged}
+            kept = {n: entry.rows for n, entry in self._manifest.kept().items() if n not in current}
+            staged = 0 if self._staged is None else self.ledger.live_of(self._staged.number)
+            live = (self.ledger.live_rows - staged) * (KEY_BYTES + self.shape.row_bytes)
+            current_bytes = sum(map(self.shape.data_bytes, current.values()))
+            sizes = {
+                "live rows": live,
+                "stale rows": current_bytes - live + self.shelf.leaving_bytes,
+                "kept snapshots": sum(map(self.shape.data_bytes, kept.values())),
+                "live bits and indexes": self._manifest_bytes
+                + sum(s.live_bytes + (s.index_bytes or 0) for s in self._manifest.snapshots),
+            }
+            return [Term(name, size, "disk_bytes") for name, size in sizes.items()]
 
     def has_room(self, count: int) -> bool:
         """Return True if `count` more bytes stay within the disk budget."""
@@ -346,11 +357,13 @@ class LiveRows:
             self._drop_empty()
             self.shelf.sweep()
         if (wanted := self.disk_bytes) > budget:
-            live = self.ledger.live_rows * (KEY_BYTES + self.shape.row_bytes)
-            raise CapacityError(
-                f"{self._files.url}: {wanted:,} bytes wanted, the disk budget is {budget:,}; live rows take {live:,}, "
-                f"{len(self._manifest.snapshots)} snapshots the rest: raise budget.disk_bytes, or free what older "
-                "snapshots hold with `daskps snapshots drop` or `daskps compact`"
+            raise capacity_error(
+                f"{self._files.url}: {wanted:,} bytes wanted, the disk budget is {budget:,}, with "
+                f"{len(self._manifest.snapshots)} snapshots",
+                self.disk_terms(),
+                {"disk_bytes": budget},
+                "raise budget.disk_bytes, or free what older snapshots hold with `daskps snapshots drop` or "
+                "`daskps compact`",
             )
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from daskps.budget import KEY_BYTES
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, CorruptionError, SnapshotError, StoreError
 from daskps.ssd import recovery
 from daskps.ssd.files import Files, disk_error, files_at
-from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, KEY_BYTES, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
+from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
 from daskps.ssd.live_rows import LiveRows
 from daskps.ssd.manifest import Manifest, Snapshot, State
 from daskps.ssd.options import HALF, Compactor, Counters, Options, Statistics

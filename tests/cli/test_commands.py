@@ -201,6 +201,11 @@ def test_inspect_says_how_large_the_model_is(model: Path, run: Run, run_json: Js
     assert said["health"] == []
     text = run("inspect", model).stdout
     assert f"{said['tables']['main']['rows']:,}" in text
+    terms = {term["name"]: term for term in said["memory"]}
+    assert terms["index"]["bytes"] == 12 * said["tables"]["main"]["rows"]
+    assert terms["rows of batches"]["bytes"] > 0, "the record has the size of a batch"
+    for term in said["memory"]:
+        assert not term["bytes"] or f"{term['bytes']:,}  {term['purpose']}" in text
 
 
 def test_the_settings_of_a_model_are_a_job_file(model: Path, job_file: Path, tmp_path: Path, run: Run) -> None:

@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from daskps.budget import split
+from daskps.budget import largest_cache
 from daskps.errors import CapacityError
 from daskps.types import Field, RowLayout
 
@@ -106,7 +106,7 @@ def bytes_for(width: int, cache_rows: int = 1, flight_rows: int = 1, nodes: int 
 
     def fits(steps: int) -> bool:
         try:
-            budget = split(8 * steps, store_bytes=0, row_bytes=4 * width, nodes=nodes, lru_share=lru_share)
+            budget = largest_cache(8 * steps, store_bytes=0, row_bytes=4 * width, nodes=nodes, lru_share=lru_share)
         except CapacityError:
             return False
         return budget.cache_rows >= cache_rows and budget.flight_rows >= flight_rows

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from daskps.budget import split
+from daskps.budget import largest_cache
 from daskps.errors import CapacityError
 
 GROWTH = """
@@ -121,24 +121,24 @@ def test_the_growth_of_the_process_stays_within_the_budget(
 @pytest.mark.parametrize("row_bytes", [4, 40, 400])
 def test_all_of_the_budget_is_spent_and_never_more(row_bytes: int, nodes: int) -> None:
     for memory_bytes in (20_000, 1_000_000, 10**9, 10**12):
-        budget = split(memory_bytes, store_bytes=1000, row_bytes=row_bytes, nodes=nodes, lru_share=0.5)
+        budget = largest_cache(memory_bytes, store_bytes=1000, row_bytes=row_bytes, nodes=nodes, lru_share=0.5)
         assert budget.used_bytes <= memory_bytes
-        more = split(memory_bytes + 2000, store_bytes=1000, row_bytes=row_bytes, nodes=nodes, lru_share=0.5)
+        more = largest_cache(memory_bytes + 2000, store_bytes=1000, row_bytes=row_bytes, nodes=nodes, lru_share=0.5)
         assert more.cache_rows > budget.cache_rows or budget.cache_rows == 2**32 - 2
 
 
 def test_the_index_of_the_store_is_subtracted_first() -> None:
     with pytest.raises(CapacityError, match="the disk tier's index takes 1,000,000 bytes"):
-        split(1_000_000, store_bytes=1_000_000, row_bytes=40, nodes=1, lru_share=0.5)
+        largest_cache(1_000_000, store_bytes=1_000_000, row_bytes=40, nodes=1, lru_share=0.5)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_cache_that_gives_way_to_the_index_takes_its_buffers_with_it(nodes: int) -> None:
     """What is left holds nearly as many rows as a cache that was made for it: only buckets and ring stay."""
-    budget = split(10**8, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
+    budget = largest_cache(10**8, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
     rows = budget.cache_rows // 4
     shrunk = budget.shrunk(rows)
-    made = split(shrunk.used_bytes, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
+    made = largest_cache(shrunk.used_bytes, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
     assert shrunk.staging_rows <= budget.staging_rows // 4
     assert shrunk.flight_rows >= min(budget.flight_rows, rows)
     assert rows >= (0.7 if nodes == 1 else 0.5) * made.cache_rows

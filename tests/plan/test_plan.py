@@ -207,6 +207,12 @@ def test_the_command_plans_jobs_and_runs_and_refuses_nonsense(run: Callable[...,
     said = run(job, "--json", "--nodes", "2", "--set", "train.minibatch_examples=1024", "--memory", "3GB")
     assert said["workload"]["minibatch_examples"] == 1024
     assert said["hardware"]["memory_bytes"] == 3e9
+    assert said["memory"]["allowed"]["memory_bytes"] == 3_000_000_000
+    projected = [term["bytes"] for term in said["memory"]["terms"] if term["budget"] == "memory_bytes"]
+    assert 0.99 * 3e9 < sum(projected) <= 3e9  # what the other terms leave goes to the cache
+    text = run(job, "--nodes", "2", "--set", "train.minibatch_examples=1024", "--memory", "3GB")
+    for term in said["memory"]["terms"]:
+        assert not term["bytes"] or f"{term['bytes']:,}  {term['purpose']}" in text
     assert "as it ran on 1 node" in run("--calibrate", write_run(tmp_path / "model"))
     assert "not several" in run(job, "--model", "A", code=2)
     for option in (("--set", "train.epochs=2"), ("--cores", 2)):
