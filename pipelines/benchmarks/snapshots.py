@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Result
+from daskps.budget import KEY_BYTES
 from daskps.config import make_job
 from daskps.driver.run import train
 from daskps.reports import Progress
 from daskps.ssd.files import files_at
-from daskps.ssd.format import KEY_BYTES
 from daskps.ssd.live_bits import PER_CHANGE, PER_ROW
 from daskps.ssd.recovery import read_manifest
 
