@@ -49,9 +49,9 @@ class Watch:
             progress.history = ()
         if progress.reports:
             token = progress.reports[-1].token
-            if (token.epoch, token.batch) != self._last:
+            if (token.incarnation, token.batch) != self._last:
                 figures = figures_of(progress.line, seconds_left=progress.seconds_left, snapshot=progress.snapshot)
-                self._last = (token.epoch, token.batch)
+                self._last = (token.incarnation, token.batch)
                 log_batch(figures)
                 self._live.show(figures)
         for validation in progress.validations:

@@ -78,7 +78,7 @@ def compact(path: str) -> Compaction:
     with _tables(directory, last) as tables:
         stores = [store for table in tables.values() for store in table.stores.values()]
         before = sum(store.disk_bytes for store in stores)
-        epoch = directory.begin_epoch("compact")
+        incarnation = directory.begin_epoch("compact")
         _settle(directory, tables)
         moved = 0
         for store in stores:
@@ -97,8 +97,8 @@ def compact(path: str) -> Compaction:
             for rows in tables.values():
                 rows.confirm(name)
 
-        snapshot = epoch.commit(last.draft, arrays, prepare, confirm)
-        epoch.keep(1)
+        snapshot = incarnation.commit(last.draft, arrays, prepare, confirm)
+        incarnation.keep(1)
         _settle(directory, tables)
         after = sum(store.disk_bytes for store in stores)
     return Compaction(snapshot.id, moved, before, after)

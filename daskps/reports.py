@@ -381,7 +381,7 @@ class Progress:
             "kind": "batch",
             "batch": token.batch,
             "run": token.run,
-            "incarnation": token.epoch,
+            "incarnation": token.incarnation,
             "first_step": token.first_step,
             "stop_step": token.stop_step,
             "position": self.position,

@@ -119,14 +119,15 @@ class BatchId:
     """Identity of a batch, as stages' tasks pass it on. Bulk data stays in the node."""
 
     run: str  # unique id of the training run
-    epoch: int  # the incarnation: grows with every restart from a snapshot
+    incarnation: int  # grows with every restart from a snapshot; a fencing token
     batch: int  # -1 until the batch has its number
     first_step: int  # steps are numbered over all passes over the data
     stop_step: int
     snapshot: str = ""  # prepare this snapshot when the batch is pushed
 
     def __str__(self) -> str:
-        return f"batch {self.batch} (steps {self.first_step} to {self.stop_step}) of run {self.run} epoch {self.epoch}"
+        steps = f"steps {self.first_step} to {self.stop_step}"
+        return f"batch {self.batch} ({steps}) of run {self.run}, incarnation {self.incarnation}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Batch, Floats, Int32s, Keys, WorkingSet
 from daskps.wire.collective import sum_dense
 from daskps.wire.link import ListenOptions
+from daskps.wire.message import MessageKind
 from daskps.wire.session import Member, Session
 from daskps.wire.transport import LoopThread, Transport
 
@@ -244,9 +245,12 @@ class Worker:
         async def pull() -> list[list[Any]]:
             for spec, keys in zip(self.specs, asked, strict=True):
                 for owner in range(self.nodes):
-                    session.send(owner, "ask", step, table=spec.name, arrays=(keys[owner],))
+                    session.send(owner, MessageKind.PULL, step, table=spec.name, arrays=(keys[owner],))
             return [
-                [(await session.receive("given", step, owner, table=spec.name)).arrays for owner in range(self.nodes)]
+                [
+                    (await session.receive(MessageKind.ANSWER, step, owner, table=spec.name)).arrays
+                    for owner in range(self.nodes)
+                ]
                 for spec in self.specs
             ]
 
@@ -273,7 +277,7 @@ class Worker:
 
         async def push() -> None:
             for owner, table, arrays in packed:
-                session.send(owner, "sums", step, table=table, arrays=(*arrays, dense[-1:].copy()))
+                session.send(owner, MessageKind.SUMS, step, table=table, arrays=(*arrays, dense[-1:].copy()))
 
         self._loop.run(push())
 
@@ -295,11 +299,11 @@ class Worker:
             return await loop.run_in_executor(self._serving, call, *values)
 
         async def give(step: int, node: int) -> None:
-            keys = (await session.receive("ask", step, node, table=table)).arrays[0]
-            session.send(node, "given", step, table=table, arrays=await work(shard.pull, keys))
+            keys = (await session.receive(MessageKind.PULL, step, node, table=table)).arrays[0]
+            session.send(node, MessageKind.ANSWER, step, table=table, arrays=await work(shard.pull, keys))
 
         async def take(step: int, node: int) -> int:
-            *arrays, weight = (await session.receive("sums", step, node, table=table)).arrays
+            *arrays, weight = (await session.receive(MessageKind.SUMS, step, node, table=table)).arrays
             await work(shard.add, *arrays)
             return int(weight[0])
 

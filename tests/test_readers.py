@@ -92,7 +92,7 @@ def test_an_open_model_answers_the_same_while_training_goes_on(tmp_path: Path, t
     train(tmp_path / "m", 1)
     with daskps.open_model(tmp_path / "m") as model:
         before, first = answers(model), model.snapshot.id
-        for passes in (2, 3, 4):  # each in an epoch of its own, which collects what older ones left
+        for passes in (2, 3, 4):  # each in an incarnation of its own, which collects what older ones left
             train(tmp_path / "m", passes)
             assert live(tmp_path / "m")[0] == first
             assert len(live(tmp_path / "m")) == 2

@@ -104,7 +104,7 @@ def test_runs_of_two_models_share_a_cluster_that_has_workers_for_both(cluster: L
         short = daskps.submit({**JOB, "out": str(tmp_path / "short")}, client, name="another")
         assert short.result()["position"] == 4_000
         long.stop()
-        assert long.result()["snapshot"].startswith("000001-")  # never disturbed: of its first epoch
+        assert long.result()["snapshot"].startswith("000001-")  # never disturbed: of its first incarnation
 
 
 def test_what_a_run_raises_is_final(cluster: LocalCluster, tmp_path: Path) -> None:

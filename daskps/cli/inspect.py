@@ -105,7 +105,8 @@ def health(model: Model) -> list[str]:
     state = model.directory.state()
     if state.epoch > model.snapshot.epoch:
         notes.append(
-            f"a run began (epoch {state.epoch}) after snapshot {model.snapshot.id} and has published nothing since: "
+            f"a run began (incarnation {state.epoch}) after snapshot {model.snapshot.id} and has published nothing "
+            "since: "
             "it is training now, had nothing to do, or was interrupted; `daskps train JOB --resume` goes on from there"
         )
     for name, figures in model.statistics()["tables"].items():

@@ -71,8 +71,8 @@ MOST_LINES = 128  # with so many unsent lines, wait for the task that is writing
 class Recording:
     """Buffer of the record's lines of one incarnation that node 0 has not written yet."""
 
-    def __init__(self, tasks: Tasks, epoch: int) -> None:
-        self._tasks, self._epoch = tasks, epoch
+    def __init__(self, tasks: Tasks, incarnation: int) -> None:
+        self._tasks, self._incarnation = tasks, incarnation
         self._lines: list[str] = []
         self._last_batch = -1
         self._task: Task | None = None
@@ -85,9 +85,9 @@ class Recording:
             self._last_batch = line["batch"]
         if self._task is not None and (self._task.done() or len(self._lines) >= MOST_LINES):
             await self._wait()
-        late = self._tasks.cluster.time() - self._sent >= SEND_SECONDS
-        if self._task is None and (late or len(self._lines) >= SEND_LINES):
-            self._task = self._tasks.start(0, "record", self._epoch, *self._take())
+        due = self._tasks.cluster.time() - self._sent >= SEND_SECONDS
+        if self._task is None and (due or len(self._lines) >= SEND_LINES):
+            self._task = self._tasks.start(0, "record", self._incarnation, *self._take())
             self._tasks.cluster.watch(self._task)
 
     async def rest(self) -> tuple[list[str], int]:
@@ -138,7 +138,7 @@ async def drive(
     until the file system notices. So the driver waits for a lock, up to `cluster.wait_seconds`, and this does not count
     as a restart.
     """
-    progress, epoch = Progress(0, 0, -1), 0
+    progress, incarnation = Progress(0, 0, -1), 0
     lost: BaseException | None = None
     failures = Failures(job.cluster.restarts, job.cluster.wait_seconds)
     while True:
@@ -147,7 +147,7 @@ async def drive(
             workers = await claim_workers(cluster, job.cluster.nodes, run, model_path(job), seconds, should_stop)
             cluster.prepare(run, workers)
             tasks = Tasks(cluster, workers, run, job.cluster.wait_seconds)
-            driver = Driver(tasks, job, progress, epoch, on_progress, should_stop, frame)
+            driver = Driver(tasks, job, progress, incarnation, on_progress, should_stop, frame)
             driver.accept_changed_data, driver.resume = accept_changed_data, resume
             return await driver.run()
         except BackendError as error:
@@ -163,7 +163,7 @@ async def drive(
             logger.warning("%s; %sgoing back to snapshot %s", error, waiting, progress.snapshot)
             lost = error
         progress.restarts += not locked
-        epoch, seconds = driver.epoch if driver is not None else epoch, job.cluster.wait_seconds
+        incarnation, seconds = driver.incarnation if driver is not None else incarnation, job.cluster.wait_seconds
         await cluster.sleep(pause)
 
 
@@ -192,7 +192,7 @@ class Failures:
 
 
 @dataclass(slots=True)
-class _Flight:
+class _PendingBatch:
     """Batch in flight, with the tasks that the driver waits for."""
 
     token: BatchId
@@ -242,7 +242,7 @@ class Driver:
         tasks: Tasks,
         job: Job,
         progress: Progress,
-        epoch: int,
+        incarnation: int,
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
         frame: Any = None,
@@ -255,11 +255,11 @@ class Driver:
         self._should_stop = should_stop
         self._frame = frame
         self.accept_changed_data, self.resume = False, True
-        self.epoch = epoch  # incarnation: the run's previous one until `_open`, then its own; 0: none has begun yet
+        self.incarnation = incarnation  # the run's previous one until `_open`, then its own; 0: none has begun yet
         self.progress = progress
         self._batch = progress.batch  # the last batch that has a number
         self._last: dict[tuple[str, int], Task] = {}  # last task by (stage, rank): keeps the order within a stage
-        self._flights: dict[int, _Flight] = {}  # by first step
+        self._flights: dict[int, _PendingBatch] = {}  # by first step
         # Batches to start next: the pieces of a split batch and the batches after it. True: still to be read.
         self._pieces: list[tuple[BatchId, bool]] = []
         self._waits = False  # a batch waits for input memory
@@ -290,7 +290,7 @@ class Driver:
             self._flights.clear()
             self._last.clear()  # Dask then forgets tasks that have not started
             self._watched.clear()
-            await self._tasks.run_best_effort(self._workers, "close", self.epoch)
+            await self._tasks.run_best_effort(self._workers, "close", self.incarnation)
         return Outcome(opened.directory, self.progress.snapshot, self.progress, run=self._run, summary=summary)
 
     def _patience_lost(self) -> bool:
@@ -305,16 +305,18 @@ class Driver:
         """
         path = model_path(self._job)
         begun = replace(await self._begin(), accept_changed_data=self.accept_changed_data)
-        self.epoch = begun.epoch
+        self.incarnation = begun.incarnation
         self._take_settings(begun.job or self._job)
         if begun.snapshot is not None and (idle := self._job.idle_devices()):
             logger.warning("%s; but the block of a model that is there is part of its result, and stays", idle)
         taken = {*self._workers, *self._tasks.cluster.held(self._run)}
         others = [worker for worker in self._tasks.able() if worker not in taken]
-        await self._tasks.run_best_effort(others, "release", self.epoch, path, False)
+        await self._tasks.run_best_effort(others, "release", self.incarnation, path, False)
         await self._control("release", path, True)
         shared, here = (len(self._workers), self._job, begun, self._frame), self._tasks.nodes_by_machine()
-        opening = [self._tasks.start(rank, "open", self.epoch, rank, *shared, nodes) for rank, nodes in enumerate(here)]
+        opening = [
+            self._tasks.start(rank, "open", self.incarnation, rank, *shared, nodes) for rank, nodes in enumerate(here)
+        ]
         answers: list[NodeInfo] = await self._tasks.results(opening)
         if len({answer.rows for answer in answers}) > 1:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
@@ -323,7 +325,7 @@ class Driver:
         opened = replace(answers[0], read_steps=min(answer.read_steps for answer in answers))
         self._opened = opened
         self._sizer = Sizer(self._job, opened)
-        self._recording = Recording(self._tasks, self.epoch)
+        self._recording = Recording(self._tasks, self.incarnation)
         self._step, self._batch = opened.steps.step_at(opened.position, opened.rows), opened.batch
         self._stop_step = opened.steps.count(opened.rows)
         self._pace = SnapshotPace(self._job.train, self._tasks.cluster.time())
@@ -374,7 +376,7 @@ class Driver:
                     units, stopped = 0, True
                     break
                 stop = min(self._batch_end(), stop_step)
-                self._pieces = [(BatchId(self._run, self._opened.epoch, -1, self._step, stop), True)]
+                self._pieces = [(BatchId(self._run, self._opened.incarnation, -1, self._step, stop), True)]
                 self._step, units = stop, units - 1
             if not self._flights:
                 return not stopped
@@ -437,7 +439,7 @@ class Driver:
         before = self._stage("read", token) if read else []
         self._watch(token, self._stage("dedup", token, before))
 
-    def _number(self, flight: _Flight) -> None:
+    def _number(self, flight: _PendingBatch) -> None:
         """Number a batch whose distinct keys all nodes know, and start its other stages.
 
         If it does not fit the tightest node, split it instead.
@@ -483,7 +485,7 @@ class Driver:
         self._pieces = [*((piece, False) for piece in again), *self._pieces]
         self._sizer.cut(steps)
 
-    async def _finish(self, flight: _Flight) -> None:
+    async def _finish(self, flight: _PendingBatch) -> None:
         """Finish a batch that all nodes have pushed: progress, record, snapshot, size of the next batches."""
         reports: list[BatchReport] = sorted(flight.answers, key=lambda report: report.rank)
         token = flight.token
@@ -565,7 +567,7 @@ class Driver:
             return
         answers = await self._control("evaluate", self._batch)
         self.progress.validations.append(found := Validation(self._batch, self.progress.position, answers[0]))
-        await self._recording.add(validation_line(found, self._run, self.epoch))
+        await self._recording.add(validation_line(found, self._run, self.incarnation))
         patience = self._job.train.early_stopping_patience
         self.progress.validations = kept_validations(self.progress.validations, patience)
         self._on_progress(self.progress)
@@ -655,7 +657,7 @@ class Driver:
 
     def _name(self, batch: int) -> str:
         """Return the id of the snapshot after `batch`."""
-        return f"{self._opened.epoch:06d}-{batch:08d}"
+        return f"{self._opened.incarnation:06d}-{batch:08d}"
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -663,7 +665,7 @@ class Driver:
         """Send a control request to every node (or `ranks`) and return the answers by rank."""
         ranks = range(len(self._workers)) if ranks is None else ranks
         self._tasks.doing = f"stage {verb}, after batch {self._batch}"
-        return await self._tasks.results([self._tasks.start(rank, verb, self.epoch, *values) for rank in ranks])
+        return await self._tasks.results([self._tasks.start(rank, verb, self.incarnation, *values) for rank in ranks])
 
     def _stage(self, stage: str, token: BatchId, before: list[Task] | None = None) -> list[Task]:
         """Start the tasks of one stage, one per node: each after `before` and after the stage's previous batch."""
@@ -678,7 +680,7 @@ class Driver:
 
     def _watch(self, token: BatchId, futures: list[Task], shares: int = 1) -> None:
         """Register a batch in flight with the tasks that the driver waits for next."""
-        self._flights[token.first_step] = _Flight(token, futures, shares)
+        self._flights[token.first_step] = _PendingBatch(token, futures, shares)
         for future in futures:
             self._watched[future.key] = (token.first_step, future)
             self._tasks.cluster.watch(future)

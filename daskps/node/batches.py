@@ -33,7 +33,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Flight:
+class NodeBatch:
     """Batch in flight on this node, from its dedup to the end of its push."""
 
     token: BatchId
@@ -70,20 +70,20 @@ class NodeTable:
     store: TableStore
 
 
-class Flights:
+class BatchesInFlight:
     """Batches in flight on this node, by first step."""
 
-    def __init__(self, run: str, epoch: int) -> None:
-        self.run, self.epoch = run, epoch
+    def __init__(self, run: str, incarnation: int) -> None:
+        self.run, self.incarnation = run, incarnation
         self._reads: list[Read] = []
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, NodeBatch] = {}
 
     def add(self, read: Read) -> None:
         """Keep the examples that were read until the last batch made of them has its number."""
         self._check(read.token)
         self._reads.append(read)
 
-    def get(self, token: BatchId) -> Flight:
+    def get(self, token: BatchId) -> NodeBatch:
         """Return the batch in flight with this token; raise StaleError for a token of another run or incarnation."""
         self._check(token)
         try:
@@ -91,7 +91,7 @@ class Flights:
         except KeyError:
             raise StaleError(f"{token} is not in flight on this node") from None
 
-    def begin(self, token: BatchId) -> Flight:
+    def begin(self, token: BatchId) -> NodeBatch:
         """Start a batch with the steps of `token`, cut out of the read that contains them.
 
         A read whose batch was split starts several.
@@ -100,7 +100,7 @@ class Flights:
         first = token.first_step - read.token.first_step
         starts = read.step_starts[first : first + token.stop_step - token.first_step + 1]
         batch = read.batch.slice(int(starts[0]), int(starts[-1]))
-        self._flights[token.first_step] = flight = Flight(token, batch, starts - starts[0])
+        self._flights[token.first_step] = flight = NodeBatch(token, batch, starts - starts[0])
         flight.times.append(read.time)
         return flight
 
@@ -109,7 +109,7 @@ class Flights:
         self._check(token)
         return next(read for read in self._reads if read.token.first_step <= token.first_step < read.token.stop_step)
 
-    def number(self, token: BatchId) -> Flight:
+    def number(self, token: BatchId) -> NodeBatch:
         """Give the batch its numbered token and return it.
 
         A numbered batch will not be split any more, so the examples read for it and its keys are dropped.
@@ -122,13 +122,13 @@ class Flights:
 
     def _check(self, token: BatchId) -> None:
         """Raise StaleError if the token is of another run or incarnation."""
-        if (token.run, token.epoch) != (self.run, self.epoch):
-            raise StaleError(f"{token} is stale: this node is in run {self.run} epoch {self.epoch}")
+        if (token.run, token.incarnation) != (self.run, self.incarnation):
+            raise StaleError(f"{token} is stale: this node is in run {self.run}, incarnation {self.incarnation}")
 
-    def loaded(self) -> list[Flight]:
+    def loaded(self) -> list[NodeBatch]:
         """Return the batches whose rows are on the devices."""
         return [flight for flight in list(self._flights.values()) if flight.tables]
 
-    def remove(self, token: BatchId) -> Flight | None:
+    def remove(self, token: BatchId) -> NodeBatch | None:
         """Remove a batch and return it; None if it is not in flight."""
         return self._flights.pop(token.first_step, None)

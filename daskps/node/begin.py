@@ -28,7 +28,7 @@ from daskps.version import NUMERICS
 class IncarnationStart:
     """Ticket of an incarnation: all nodes of the run open the model with it."""
 
-    epoch: int  # number of the incarnation, the fencing token
+    incarnation: int  # its number, the fencing token
     index: int  # of its entry in the commit log
     snapshot: str | None  # to resume from
     base: str | None  # snapshot of the model in `start_from`, with which this new model begins
@@ -58,7 +58,7 @@ def begin(job: Job, run: str, previous: int = 0, ours: bool = False, resume: boo
         )
     if not (previous or ours):
         check_unlocked(job)
-    epoch = take_over(directory, run, previous)
+    incarnation = take_over(directory, run, previous)
     snapshot, base = directory.resume_point(), None
     if snapshot is None and job.start_from is not None:
         found = ModelDirectory(job.start_from).snapshot()
@@ -68,9 +68,10 @@ def begin(job: Job, run: str, previous: int = 0, ours: bool = False, resume: boo
             path = f"{directory.path}/tables/{table}"
             for name in directory.files.list(path):
                 if name.startswith("partition-"):
-                    check_clearable(f"{path}/{name}", epoch.model)
+                    check_clearable(f"{path}/{name}", incarnation.model)
             make_table(path, placement_of(job), anew=True)
-    return IncarnationStart(epoch.number, epoch.index, snapshot.id if snapshot else None, base, epoch.model, job)
+    start = snapshot.id if snapshot else None
+    return IncarnationStart(incarnation.number, incarnation.index, start, base, incarnation.model, job)
 
 
 def check_empty(directory: ModelDirectory) -> None:
@@ -88,20 +89,22 @@ def check_begun(directory: ModelDirectory, begun: IncarnationStart, run: str, ra
 
     The whole log entry is compared: its index and the incarnation's number may be equal in another directory.
     """
-    entries, mine = directory.log.entries(), Entry("epoch", begun.epoch, run, model=begun.model)
+    entries, mine = directory.log.entries(), Entry("epoch", begun.incarnation, run, model=begun.model)
     found = entries[begun.index - 1] if begun.index <= len(entries) else None
     if found != mine:
         seen = f"here it ends at entry {len(entries)}"
         if found is not None:
-            seen = f"here that is of epoch {found.epoch} of run {found.run}, model {found.model or 'without an id'}"
+            model = found.model or "without an id"
+            seen = f"here that is of incarnation {found.epoch} of run {found.run}, model {model}"
         raise ConfigError(
             f"node {rank} sees another directory in {os.path.realpath(directory.path)} than node 0, which has begun "
-            f"epoch {begun.epoch} of model {begun.model} as entry {begun.index} of its log ({seen}): give `out` as a "
-            "whole path of a file system that the machines of all workers share; nothing was changed here"
+            f"incarnation {begun.incarnation} of model {begun.model} as entry {begun.index} of its log ({seen}): give "
+            "`out` as an absolute path on a file system that all workers share; nothing was changed here"
         )
     newest = max(entry.epoch for entry in entries if entry.kind == "epoch")
-    if newest > begun.epoch:
-        raise StaleError(f"{directory.path} is in epoch {newest}; epoch {begun.epoch} of run {run} is over")
+    if newest > begun.incarnation:
+        over = f"incarnation {begun.incarnation} of run {run} is over"
+        raise StaleError(f"{directory.path} is in incarnation {newest}; {over}")
 
 
 def taken_up(job: Job, directory: ModelDirectory) -> Job:
@@ -167,12 +170,12 @@ def take_over(directory: ModelDirectory, run: str, previous: int) -> Epoch:
     # A newer incarnation of this same run is fine: it may have begun just before its driver lost a worker.
     if previous and state.epoch != previous and state.run != run:
         raise TrainingError(
-            f"{directory.path} was taken over by another run (epoch {state.epoch}) while this one was in epoch "
-            f"{previous}; nothing is lost: let the other one go on, or stop it and train again"
+            f"{directory.path} was taken over by another run (incarnation {state.epoch}) while this one was in "
+            f"incarnation {previous}; nothing is lost: let the other one go on, or stop it and train again"
         )
-    epoch = directory.begin_epoch(run, state)
-    epoch.collect()
-    return epoch
+    incarnation = directory.begin_epoch(run, state)
+    incarnation.collect()
+    return incarnation
 
 
 def placement_of(job: Job) -> Placement:

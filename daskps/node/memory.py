@@ -33,7 +33,7 @@ from daskps.errors import CapacityError
 from daskps.hbm.table import TableSpec
 from daskps.mem.memps import MemPS
 from daskps.nn import engine
-from daskps.node.batches import Flight, NodeTable
+from daskps.node.batches import NodeBatch, NodeTable
 from daskps.reports import Forecast, Growth
 from daskps.ssd.format import default_file_rows
 from daskps.types import Batch
@@ -229,7 +229,7 @@ class NodeBudget:
     # -- the index of the disk tier --------------------------------------------------------------------------------
 
     def foresee(
-        self, rank: int, position: int, stop_position: int, flight: Flight, tables: Sequence[NodeTable]
+        self, rank: int, position: int, stop_position: int, flight: NodeBatch, tables: Sequence[NodeTable]
     ) -> Forecast | None:
         """Return the forecast for the table whose disk index will first take too much memory; None if none will.
 
@@ -317,7 +317,7 @@ class NodeBudget:
 
     # -- one batch -------------------------------------------------------------------------------------------------
 
-    def rows(self, flight: Flight, tables: Sequence[NodeTable]) -> int:
+    def rows(self, flight: NodeBatch, tables: Sequence[NodeTable]) -> int:
         """Return how many distinct keys of one batch fit devices and cache, divided over tables as in `flight`."""
         keys = [len(working_set.keys) for working_set in flight.sets]
         served = (self._served_rows(table) / max(here, 1) for here, table in zip(keys, tables, strict=True))
@@ -348,13 +348,13 @@ class NodeBudget:
                 "raise budget.hbm_bytes, lower train.depth, or use smaller steps",
             )
 
-    def _loads(self, flight: Flight) -> list[TableLoad]:
+    def _loads(self, flight: NodeBatch) -> list[TableLoad]:
         return [
             _load(spec, len(working_set.keys), len(working_set.row_of))
             for spec, working_set in zip(self._specs, flight.sets, strict=True)
         ]
 
-    def _fraction_that_fits(self, flight: Flight) -> float:
+    def _fraction_that_fits(self, flight: NodeBatch) -> float:
         """Return the fraction of the batch that fits the devices; at least 1 if all of it does."""
         terms = self.device_terms(self._loads(flight), flight.examples, len(flight.step_starts) - 1)
         return budget.fraction_that_fits(self._job.budget.hbm_bytes, self._fixed["hbm_bytes"], *terms)
@@ -372,7 +372,7 @@ class NodeBudget:
         left = mem.cache_rows - max(0, growth) / row_bytes
         return max(1, min(int(left / (1 + INDEX_BYTES * self._job.train.depth / row_bytes)), mem.batch_rows))
 
-    def fit(self, rank: int, flight: Flight, tables: Sequence[NodeTable], shares: int = 1) -> CapacityReport:
+    def fit(self, rank: int, flight: NodeBatch, tables: Sequence[NodeTable], shares: int = 1) -> CapacityReport:
         """Return this node's capacity report for a batch; raise CapacityError if it is one step and does not fit."""
         steps = len(flight.step_starts) - 1
         asked: tuple[tuple[int, ...], ...]
@@ -392,7 +392,7 @@ class NodeBudget:
         on_devices = steps if fitting >= 1 else max(1, int(steps * fitting * USED_FRACTION))
         return CapacityReport(rank, on_devices, asked, tuple(map(self._served_rows, tables)), shares)
 
-    def _devices_too_small(self, flight: Flight, table: int, fitting: float, served: int) -> CapacityError:
+    def _devices_too_small(self, flight: NodeBatch, table: int, fitting: float, served: int) -> CapacityError:
         """Return the error for a single step whose rows do not fit the devices."""
         budgets, here = self._job.budget, len(flight.sets[table].keys)
         return capacity_error(
@@ -403,7 +403,7 @@ class NodeBudget:
             f"train.depth ({self._job.train.depth}), or use smaller steps",
         )
 
-    def _cache_too_small(self, flight: Flight, table: NodeTable, number: int, wanted: int) -> CapacityError:
+    def _cache_too_small(self, flight: NodeBatch, table: NodeTable, number: int, wanted: int) -> CapacityError:
         """Return the error for a single step that asks one owner for more rows than its cache can hold."""
         mem = table.mem
         return capacity_error(
@@ -413,7 +413,7 @@ class NodeBudget:
             self.remedy(table.spec, mem, wanted),
         )
 
-    def _too_many_rows(self, flight: Flight, table: int, fit: int) -> str:
+    def _too_many_rows(self, flight: NodeBatch, table: int, fit: int) -> str:
         return (
             f"step {flight.token.first_step} alone needs {len(flight.sets[table].keys):,} distinct rows of table "
             f"{self._specs[table].name!r}, but this node fits {fit:,}"

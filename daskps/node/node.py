@@ -29,7 +29,7 @@ from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.memps import MemPS
 from daskps.nn import engine, network
 from daskps.nn.metrics import Metrics
-from daskps.node.batches import Flights, NodeTable
+from daskps.node.batches import BatchesInFlight, NodeTable
 from daskps.node.begin import IncarnationStart, changed_settings, check_begun, check_order, order_before, placement_of
 from daskps.node.memory import InputBudget, NodeBudget, check_memory
 from daskps.node.tables import Base, open_rows
@@ -43,6 +43,7 @@ from daskps.storage.record import RecordWriter, read_record
 from daskps.types import Floats, Keys
 from daskps.version import NUMERICS, __version__
 from daskps.wire.link import Link, ListenOptions
+from daskps.wire.message import MessageKind
 from daskps.wire.session import Member
 
 
@@ -50,7 +51,7 @@ from daskps.wire.session import Member
 class NodeInfo:
     """Reply of a node to `open`: its address, the position in the data and its limits."""
 
-    epoch: int  # the incarnation
+    incarnation: int  # its number
     address: str  # of its link, for the other nodes
     directory: str
     snapshot: str | None  # id of the snapshot that was opened
@@ -93,13 +94,13 @@ class OpenNode:
         self._idle, self._working, self._closed = threading.Condition(), 0, False
         self._error: BaseException | None = None  # the first error that a stage raised
         self.directory = ModelDirectory(os.fspath(job.out))
-        self.epoch = Epoch(self.directory, run, begun.epoch, begun.index, begun.model)
+        self.incarnation = Epoch(self.directory, run, begun.incarnation, begun.index, begun.model)
         check_begun(self.directory, begun, run, rank)
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
         self.link = Link(wire or ListenOptions(), alone=nodes == 1, pool=self.pool)
         self.tables: list[NodeTable] = []
-        self.flights = Flights(run, begun.epoch)
+        self.flights = BatchesInFlight(run, begun.incarnation)
         self.training: build.StepReader | None = None
         self.validation: build.StepReader | None = None
         self._writer: RecordWriter | None = None
@@ -176,7 +177,7 @@ class OpenNode:
         self.counted = -1  # the last batch whose counters were reported
         self._writer = RecordWriter(
             self.directory.path,
-            incarnation=self.epoch.number,
+            incarnation=self.incarnation.number,
             first_batch=self.first_batch,
             header={"run": self.run, "version": __version__, "settings": job.model_dump(mode="json")},
         )
@@ -185,7 +186,7 @@ class OpenNode:
         """Connect to all nodes, which are open now, and begin to serve this node's rows."""
         cluster = self.job.cluster
         self.link.join(
-            Member(self.run, self.epoch.number, self.rank, self.nodes, cluster.wait_seconds),
+            Member(self.run, self.incarnation.number, self.rank, self.nodes, cluster.wait_seconds),
             addresses,
             {table.spec.name: table.mem for table in self.tables},
             self.partition,
@@ -281,7 +282,7 @@ class OpenNode:
                 pool=self.pool,
                 nodes=self.nodes,
                 run=self.run,
-                epoch=self.epoch.number,
+                epoch=self.incarnation.number,
                 first_batch=self.first_batch,
                 lru_share=self.job.cluster.lru_share,
                 remedy=lambda mem, rows: self.room.remedy(spec, mem, rows),
@@ -296,7 +297,7 @@ class OpenNode:
         draft = self.snapshot.draft if self.snapshot is not None else None
         assert self.training is not None
         return NodeInfo(
-            epoch=self.epoch.number,
+            incarnation=self.incarnation.number,
             address=self.link.address,
             directory=self.directory.path,
             snapshot=self.snapshot.id if self.snapshot is not None else None,
@@ -345,7 +346,7 @@ class OpenNode:
 
         Return the metrics now: at the batch's push they would include later batches.
         """
-        self._gather("metrics", batch, self.metrics)
+        self._gather(MessageKind.METRICS, batch, self.metrics)
         if self.rank:
             self.metrics.clear()
         elif snapshot:
@@ -358,7 +359,7 @@ class OpenNode:
         arrays |= {f"metrics/{key}": value for key, value in self.metrics.state().items()}
         self._captured[name] = (arrays, to_record(self.metrics_summary()))
 
-    def _gather(self, kind: str, batch: int, metrics: Metrics) -> None:
+    def _gather(self, kind: MessageKind, batch: int, metrics: Metrics) -> None:
         """Add the other nodes' metrics on rank 0. At most 24 bytes per example of the batch are sent."""
         if self.nodes == 1:
             return
@@ -408,13 +409,13 @@ class OpenNode:
             settings["accepted_changes"] = accepted
         arrays, metrics = self._captured.pop(name)
         draft = SnapshotMeta(batch, position, self.partition.placement.partitions, settings, progress, metrics)
-        self.epoch.publish(draft, arrays, receipts)
-        self.epoch.keep(self.job.train.keep_snapshots, progress.get("best"))
+        self.incarnation.publish(draft, arrays, receipts)
+        self.incarnation.keep(self.job.train.keep_snapshots, progress.get("best"))
         return self.directory.state().live
 
     def end_with(self, best: str) -> str | None:
         """Make the run's best snapshot the last one, if it still exists; return the id of the last snapshot."""
-        self.epoch.end_with(best)
+        self.incarnation.end_with(best)
         return self.directory.state().last
 
     def confirm(self, live: tuple[str, ...]) -> None:
@@ -443,7 +444,7 @@ class OpenNode:
             part, _ = self.validation.read_steps(step, step + 1)
             if part.examples:
                 metrics.update(*countable(part, predictor.logits(part)))
-        self._gather("validation", batch + 1, metrics)  # not `batch`: the session has closed it
+        self._gather(MessageKind.VALIDATION, batch + 1, metrics)  # not `batch`: the session has closed it
         return metrics.summary() if self.rank == 0 else {}
 
     def lookup(self, table: int, keys: Keys, batch: int, number: int) -> Floats:
@@ -485,7 +486,7 @@ class OpenNode:
     def _check_open(self) -> None:
         """Raise StaleError if the node is closed."""
         if self._closed:
-            raise StaleError(f"run {self.run} epoch {self.epoch.number} has ended on this node")
+            raise StaleError(f"run {self.run}, incarnation {self.incarnation.number}, has ended on this node")
 
     def check(self) -> None:
         """Raise the error that has stopped this node, if any; for stages that wait for another stage."""
@@ -515,4 +516,4 @@ class OpenNode:
             if reader is not None:
                 reader.close()
         self.pool.close()
-        self.flights = Flights(self.flights.run, self.flights.epoch)
+        self.flights = BatchesInFlight(self.flights.run, self.flights.incarnation)

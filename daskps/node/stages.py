@@ -19,7 +19,7 @@ from daskps.build import rows_read, skipped_rows
 from daskps.errors import ConfigError, DataError, StaleError
 from daskps.hbm.dedup import by_owner, find_working_set
 from daskps.hbm.table import HbmTable
-from daskps.node.batches import Flight, Read
+from daskps.node.batches import NodeBatch, Read
 from daskps.node.begin import begin, model_path
 from daskps.node.dask import NAME, OPEN_MODEL, plugin_here
 from daskps.node.memory import CapacityReport
@@ -33,7 +33,7 @@ from daskps.wire.link import ListenOptions
 DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
 
 
-def counts(node: OpenNode, flight: Flight) -> dict[str, float]:
+def counts(node: OpenNode, flight: NodeBatch) -> dict[str, float]:
     """Return the counters since the last report, summed over tables.
 
     They belong to this batch, unless other nodes have not pushed it yet; then they belong to the batches that all
@@ -53,7 +53,7 @@ def counts(node: OpenNode, flight: Flight) -> dict[str, float]:
     return totals
 
 
-def levels(node: OpenNode, flight: Flight) -> dict[str, float]:
+def levels(node: OpenNode, flight: NodeBatch) -> dict[str, float]:
     """Return the fill levels of the tiers, including the batch that was just pushed."""
     row_bytes = [spec.layout.row_bytes for spec in node.specs]
     loaded = [flight, *node.flights.loaded()]
@@ -77,29 +77,29 @@ LOOK_SECONDS = 0.1  # interval at which a waiting stage checks that the node sti
 
 def run_stage(stage: str, token: BatchId, *after: Any) -> Any:
     """Run one stage of a batch as a Dask task; `after` holds the tasks that it depends on and is not used."""
-    node: OpenNode = find_node(plugin_here(), stage, token.run, token.epoch)
+    node: OpenNode = find_node(plugin_here(), stage, token.run, token.incarnation)
     started = time.time()
     with node.working(), stopping_all(node):
         answer, waited = STAGES[stage](node, token)
-        if isinstance(answer, Flight):
+        if isinstance(answer, NodeBatch):
             return _report(node, answer, started, waited)
         if stage != "read":
             node.flights.get(token).times.append((stage, started, time.time(), waited))
         return answer
 
 
-def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
+def run_control(verb: str, run: str, incarnation: int, *values: Any) -> Any:
     """Run a control request as a Dask task, one at a time; most verbs are methods of `OpenNode`."""
     if verb in (OPEN_MODEL, "release") and NAME not in get_worker().plugins:
         return None  # no run has claimed this worker
     plugin = plugin_here()
     if verb == "begin":
         with naming_worker():
-            return begin(values[0], run, epoch, *values[1:])
+            return begin(values[0], run, incarnation, *values[1:])
     if verb == OPEN_MODEL:
         return holding(plugin, *values)
     if verb == "release":
-        return release(plugin, run, epoch, *values)
+        return release(plugin, run, incarnation, *values)
     if verb == "open":
         rank, nodes, job, begun, frame, nodes_here = values
         check_free(plugin)
@@ -116,17 +116,17 @@ def run_control(verb: str, run: str, epoch: int, *values: Any) -> Any:
             plugin.opening = None
         return plugin.node.opened()
     if verb == "close":
-        return close(plugin, run, epoch)
-    node: OpenNode = find_node(plugin, verb, run, epoch)
+        return close(plugin, run, incarnation)
+    node: OpenNode = find_node(plugin, verb, run, incarnation)
     with node.working(), stopping_all(node):
         return getattr(node, verb)(*values)
 
 
-def find_node(plugin: Any, verb: str, run: str, epoch: int) -> Any:
+def find_node(plugin: Any, verb: str, run: str, incarnation: int) -> Any:
     """Return the node of this incarnation on this worker; raise StaleError if another one or none is open."""
     node = plugin.node
-    if node is None or (node.run, node.epoch.number) != (run, epoch):
-        raise StaleError(f"cannot {verb}: epoch {epoch} of run {run} has ended on this node")
+    if node is None or (node.run, node.incarnation.number) != (run, incarnation):
+        raise StaleError(f"cannot {verb}: incarnation {incarnation} of run {run} has ended on this node")
     return node
 
 
@@ -145,7 +145,7 @@ def same_model(one: str, other: str) -> bool:
     return one == other or os.path.realpath(one) == os.path.realpath(other)
 
 
-def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool) -> None:
+def release(plugin: Any, run: str, incarnation: int, path: str, wanted: bool) -> None:
     """Close the node on this worker if it has the model at `path` open, or if this run needs the worker (`wanted`).
 
     Only workers that `run` or nobody has claimed are asked, so the node has no driver any more. Raise StaleError if the
@@ -155,8 +155,9 @@ def release(plugin: Any, run: str, epoch: int, path: str, wanted: bool) -> None:
     same = node is not None and same_model(node.directory.path, path)
     if node is None or not (wanted or same):
         return
-    if same and node.epoch.number > epoch:
-        raise StaleError(f"{path} is open in epoch {node.epoch.number} of run {node.run}; epoch {epoch} is over")
+    if same and node.incarnation.number > incarnation:
+        newer = f"incarnation {node.incarnation.number} of run {node.run}"
+        raise StaleError(f"{path} is open in {newer}; incarnation {incarnation} is over")
     _let_go(plugin)
 
 
@@ -167,10 +168,10 @@ def check_free(plugin: Any) -> None:
         raise StaleError(f"run {node.run} has just opened {node.directory.path} on this worker")
 
 
-def close(plugin: Any, run: str, epoch: int) -> None:
+def close(plugin: Any, run: str, incarnation: int) -> None:
     """End an incarnation on this worker; do nothing if it has ended already."""
     node = plugin.node
-    if node is not None and (node.run, node.epoch.number) == (run, epoch):
+    if node is not None and (node.run, node.incarnation.number) == (run, incarnation):
         _let_go(plugin)
 
 
@@ -260,14 +261,14 @@ def train(node: OpenNode, token: BatchId) -> tuple[None, float]:
     started = time.perf_counter()
     while not flight.loaded.wait(LOOK_SECONDS):
         node.check()
-    late = node.link.wait_deferred(flight.pulled, flight.rows)
+    deferred = node.link.wait_deferred(flight.pulled, flight.rows)
     waited = time.perf_counter() - started
     for number, table in enumerate(flight.tables):
         name = table.spec.name
-        if len(late[name]):
-            table.put_deferred(late[name])
-        if len(flight.pulled[name].copied):
-            table.copy_from(node.previous[number], flight.pulled[name].copied)
+        if len(deferred[name]):
+            table.put_deferred(deferred[name])
+        if len(flight.pulled[name].forwarded):
+            table.copy_from(node.previous[number], flight.pulled[name].forwarded)
     node.previous = []  # rows needed here have been forwarded; the batch's own push has the rest
     node.begin_batch(token.first_step)
     node.trainer.train(flight, node.link.exchange(token.batch, flight.pulled) if node.nodes > 1 else None)
@@ -276,7 +277,7 @@ def train(node: OpenNode, token: BatchId) -> tuple[None, float]:
     return None, waited
 
 
-def push(node: OpenNode, token: BatchId) -> tuple[Flight, float]:
+def push(node: OpenNode, token: BatchId) -> tuple[NodeBatch, float]:
     """Push the trained rows to their owners, which prepare a snapshot if the token names one."""
     flight = node.flights.get(token)
     rows = {table.spec.name: table.rows_on_host() for table in flight.tables}
@@ -295,7 +296,7 @@ STAGES: dict[str, Callable[[OpenNode, BatchId], tuple[Any, float]]] = {
 }
 
 
-def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> BatchReport:
+def _report(node: OpenNode, flight: NodeBatch, started: float, waited: float) -> BatchReport:
     """Return the report of a pushed batch; wait for its snapshot to be prepared, if it has one."""
     receipts = node.prepared(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
     times = [*flight.times, ("push", started, time.time(), waited)]
@@ -315,7 +316,7 @@ def _report(node: OpenNode, flight: Flight, started: float, waited: float) -> Ba
     )
 
 
-def _foresee(node: OpenNode, flight: Flight) -> Forecast | None:
+def _foresee(node: OpenNode, flight: NodeBatch) -> Forecast | None:
     """Return the position at which the disk index will take too much of this node's memory, if any.
 
     Only the first pass counts: a second pass over the same data brings no new rows.

@@ -20,7 +20,7 @@ from daskps.errors import NonFiniteError
 from daskps.hbm.table import HbmTable, StepPart
 from daskps.nn.network import Network, merge, step_weight, weight_scale
 from daskps.nn.optimizer import DenseOptimizer
-from daskps.node.batches import Flight
+from daskps.node.batches import NodeBatch
 from daskps.predict import countable
 from daskps.types import Batch, Floats, Int64s, WorkingSet
 from daskps.wire.exchange import Touched
@@ -30,7 +30,9 @@ from daskps.wire.link import BatchExchange
 class ReplicaMerger:
     """Merger of replicas for one batch on one node, for `sync_every` above 1."""
 
-    def __init__(self, flight: Flight, networks: Sequence[Network], exchange: BatchExchange, sync_every: int) -> None:
+    def __init__(
+        self, flight: NodeBatch, networks: Sequence[Network], exchange: BatchExchange, sync_every: int
+    ) -> None:
         self._tables = {table.spec.name: table for table in flight.tables}
         self._layouts = {table.spec.name: table.spec.layout for table in flight.tables}
         self._networks, self._exchange = list(dict.fromkeys(networks)), exchange
@@ -85,7 +87,7 @@ class Trainer:
         self._steps, self._rows, self._sync_every = steps, rows, sync_every
         self._ahead: list[StepPart] = []  # the inputs of the next step, by table
 
-    def train(self, flight: Flight, exchange: BatchExchange | None = None) -> None:
+    def train(self, flight: NodeBatch, exchange: BatchExchange | None = None) -> None:
         """Train every step of the batch, in order; with `exchange`, together with the other nodes."""
         apart = None
         if exchange is not None and self._sync_every > 1:
@@ -103,7 +105,7 @@ class Trainer:
             table.forget_scratch()
 
     def _step(
-        self, flight: Flight, step: int, scale: float, exchange: BatchExchange | None, apart: ReplicaMerger | None
+        self, flight: NodeBatch, step: int, scale: float, exchange: BatchExchange | None, apart: ReplicaMerger | None
     ) -> None:
         """Train one step: forward and backward on every device, then the update of rows and network."""
         batch, start, stop = flight.batch, int(flight.step_starts[step]), int(flight.step_starts[step + 1])
@@ -137,7 +139,7 @@ class Trainer:
         if apart is not None:
             apart.end_step(step)
 
-    def _parts(self, flight: Flight, step: int) -> list[StepPart]:
+    def _parts(self, flight: NodeBatch, step: int) -> list[StepPart]:
         """Return the key occurrences of a step, by table; an empty list after the batch's last step."""
         if step + 1 >= len(flight.step_starts):
             return []
@@ -150,7 +152,7 @@ class Trainer:
 
     def _update(
         self,
-        flight: Flight,
+        flight: NodeBatch,
         parts: list[StepPart],
         gradients: list[list[Array]],
         weight: float,
@@ -167,7 +169,7 @@ class Trainer:
 
     def _update_on_all(
         self,
-        flight: Flight,
+        flight: NodeBatch,
         parts: list[StepPart],
         gradients: list[list[Array]],
         sums: Int64s,

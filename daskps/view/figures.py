@@ -31,7 +31,7 @@ class BatchFigures:
     """The figures of one batch, over all nodes."""
 
     run: str
-    epoch: int  # number of the incarnation: higher after every restart
+    epoch: int  # number of the incarnation: higher after every restart; lines of the log keep this name
     batch: int  # number of the batch
     steps: int  # steps of the batch
     position: int  # examples of the data up to the end of this batch

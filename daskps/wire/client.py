@@ -19,7 +19,7 @@ from daskps.errors import ProtocolError
 from daskps.storage.partition import KeysByOwner
 from daskps.types import Bools, Floats, Int64s, Keys
 from daskps.wire.exchange import Shared, tell
-from daskps.wire.message import Array, Message
+from daskps.wire.message import Array, Message, MessageKind
 from daskps.wire.owner import Work
 from daskps.wire.session import Session
 
@@ -35,8 +35,8 @@ class PullResult:
     table: str
     keys: Keys  # (U,)
     owners: KeysByOwner
-    copied: Int64s  # positions of forwarded rows: copied from this node's table of the previous batch once trained
-    late: tuple[int, ...]  # by owner: number of deferred rows that it sends after an earlier batch has pushed them
+    forwarded: Int64s  # positions of forwarded rows: copied from this node's table of the previous batch once trained
+    deferred: tuple[int, ...]  # by owner: number of deferred rows that it sends after an earlier batch has pushed them
     shared: Int64s  # positions of rows that other nodes hold too
     holders: Keys  # for each shared row, its holders: a bit set of ranks
     pushed: Bools | None  # (U,) True for rows that this node pushes; None: all of them
@@ -60,15 +60,15 @@ async def pull(
     for owner in range(session.nodes):
         at = owners.slice(owner)
         mine = order is None and owner == session.rank  # this node's own MEM-PS writes into `out`: no copy
-        session.send(owner, "pull", batch, table=table, arrays=(asked[at], out[at]) if mine else (asked[at],))
-    copied, late, shared, holders = [], [], [], []
+        session.send(owner, MessageKind.PULL, batch, table=table, arrays=(asked[at], out[at]) if mine else (asked[at],))
+    forwarded, deferred, shared, holders = [], [], [], []
     for owner in range(session.nodes):
-        message = await session.receive("answer", batch, owner, table=table)
+        message = await session.receive(MessageKind.ANSWER, batch, owner, table=table)
         if not (order is None and owner == session.rank):
             _check_answer(message, int(owners.starts[owner + 1] - owners.starts[owner]))
             await aside(partial(_place, out, owners, owner, message.arrays[4:]))
-        copied.append(owners.positions(owner, message.arrays[0]))
-        late.append(len(message.arrays[1]))
+        forwarded.append(owners.positions(owner, message.arrays[0]))
+        deferred.append(len(message.arrays[1]))
         shared.append(owners.positions(owner, message.arrays[2]))
         holders.append(message.arrays[3])
     all_shared, all_holders = np.concatenate(shared), np.concatenate(holders)
@@ -80,7 +80,8 @@ async def pull(
     sharing = Shared.of(len(keys), all_shared.astype(np.int32), all_holders, session.rank, session.nodes)
     tell(session, batch, table, sharing)
     return PullResult(
-        *(batch, table, keys, owners, np.concatenate(copied), tuple(late), all_shared, all_holders, pushed, sharing)
+        *(batch, table, keys, owners, np.concatenate(forwarded), tuple(deferred)),
+        *(all_shared, all_holders, pushed, sharing),
     )
 
 
@@ -122,18 +123,18 @@ def _check_rows(rows: Array, count: int, out: Floats) -> None:
         )
 
 
-async def late_rows(session: Session, pulled: PullResult, out: Floats, aside: Work) -> AsyncIterator[Int64s]:
+async def deferred_rows(session: Session, pulled: PullResult, out: Floats, aside: Work) -> AsyncIterator[Int64s]:
     """Receive deferred rows into `out`, the array given to `pull`; yield their positions, message by message."""
-    for owner, missing in enumerate(pulled.late):
+    for owner, missing in enumerate(pulled.deferred):
         step = 0
         while missing:
-            message = await session.receive("late", pulled.batch, owner, step=step, table=pulled.table)
+            message = await session.receive(MessageKind.DEFERRED, pulled.batch, owner, step=step, table=pulled.table)
             positions = pulled.owners.positions(owner, message.arrays[0])
             here = pulled.owners.order is None and owner == session.rank  # MEM-PS has written them into `out`
             if not 0 < len(positions) <= missing or len(message.arrays) != (1 if here else 2):
                 raise ProtocolError(
-                    f"batch {pulled.batch}: node {owner} owes {missing} late rows of table {pulled.table!r}, but sends "
-                    f"{len(positions)} in {len(message.arrays)} arrays; all nodes must run one version of daskps"
+                    f"batch {pulled.batch}: node {owner} owes {missing} deferred rows of table {pulled.table!r}, but "
+                    f"sends {len(positions)} in {len(message.arrays)} arrays; all nodes must run one version of daskps"
                 )
             if not here:
                 await aside(partial(_scatter, out, positions, message.arrays[1]))
@@ -159,9 +160,9 @@ async def push(
         arrays: tuple[Array, ...] = (pulled.keys, rows)
         if session.nodes > 1:
             arrays = await aside(partial(_pushed, pulled, owner, rows, check_replicas, empty))
-        session.send(owner, "push", pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
+        session.send(owner, MessageKind.PUSH, pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
     await asyncio.gather(
-        *(session.receive("taken", pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
+        *(session.receive(MessageKind.TAKEN, pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
     )
 
 
@@ -189,9 +190,9 @@ async def lookup(
     """Read rows as they are after `batch` into `out`; insert nothing. `number` distinguishes the lookups of a batch."""
     groups = [owners.group(owner) for owner in range(session.nodes)]
     for owner, group in enumerate(groups):
-        session.send(owner, "lookup", batch, step=number, table=table, arrays=(keys[group],))
+        session.send(owner, MessageKind.LOOKUP, batch, step=number, table=table, arrays=(keys[group],))
     for owner, group in enumerate(groups):
-        message = await session.receive("found", batch + 1, owner, step=number, table=table)
+        message = await session.receive(MessageKind.FOUND, batch + 1, owner, step=number, table=table)
         await aside(partial(_scatter, out, group, message.arrays[0]))
 
 

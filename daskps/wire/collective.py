@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from daskps.errors import ProtocolError
 from daskps.types import Floats
-from daskps.wire.message import Array
+from daskps.wire.message import Array, MessageKind
 from daskps.wire.session import Session
 
 
 async def all_reduce(
-    session: Session, kind: str, batch: int, step: int, mine: Array, combine: Callable[[Array, Array], Array]
+    session: Session, kind: MessageKind, batch: int, step: int, mine: Array, combine: Callable[[Array, Array], Array]
 ) -> Array:
     """Return `mine` of all nodes combined; `combine` is called with the lower ranks' part first."""
     session.check()
@@ -44,7 +44,7 @@ async def all_reduce(
     return mine
 
 
-async def _part(session: Session, kind: str, batch: int, step: int, sender: int, like: Array) -> Array:
+async def _part(session: Session, kind: MessageKind, batch: int, step: int, sender: int, like: Array) -> Array:
     """Receive an array from `sender`; raise ProtocolError unless it has the shape and dtype of `like`."""
     part = (await session.receive(kind, batch, sender, step=step)).arrays[0]
     if part.shape != like.shape or part.dtype != like.dtype:
@@ -55,7 +55,7 @@ async def _part(session: Session, kind: str, batch: int, step: int, sender: int,
     return part
 
 
-async def largest(session: Session, kind: str, batch: int, mine: Array) -> Array:
+async def largest(session: Session, kind: MessageKind, batch: int, mine: Array) -> Array:
     """Return the elementwise maximum of `mine` and the arrays that all peers have sent to this node."""
     result = mine
     for peer in session.peers:
@@ -63,7 +63,7 @@ async def largest(session: Session, kind: str, batch: int, mine: Array) -> Array
     return result
 
 
-async def gather(session: Session, kind: str, batch: int, mine: tuple[Array, ...]) -> list[tuple[Array, ...]]:
+async def gather(session: Session, kind: MessageKind, batch: int, mine: tuple[Array, ...]) -> list[tuple[Array, ...]]:
     """Send arrays of any shape to rank 0. Rank 0 gets those of all other ranks, in rank order; the others get []."""
     session.check()
     if session.rank:
@@ -74,13 +74,13 @@ async def gather(session: Session, kind: str, batch: int, mine: tuple[Array, ...
 
 async def sum_dense(session: Session, batch: int, step: int, mine: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the fixed-point sums over all nodes: gradients, weight, loss and metric counts, as one array."""
-    return await all_reduce(session, "dense", batch, step, mine, np.add)
+    return await all_reduce(session, MessageKind.DENSE, batch, step, mine, np.add)
 
 
 async def mean_dense(session: Session, batch: int, step: int, mine: Floats, count: int) -> tuple[Floats, int]:
     """Return the mean of all nodes' values, added in float64, and the largest count; for `sync_every` above 1."""
     packed = np.append(mine.astype(np.float64).reshape(-1), float(count))
-    total = await all_reduce(session, "dense", batch, step, packed, _add_but_last)
+    total = await all_reduce(session, MessageKind.DENSE, batch, step, packed, _add_but_last)
     return (total[:-1] / session.nodes).astype(np.float32).reshape(mine.shape), int(total[-1])
 
 

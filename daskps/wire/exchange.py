@@ -20,7 +20,7 @@ from daskps.device.native import library
 from daskps.device.pool import ComputePool
 from daskps.errors import NonFiniteError, ProtocolError
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
-from daskps.wire.message import Array
+from daskps.wire.message import Array, MessageKind
 from daskps.wire.session import Session
 
 # For every table, ordered by name, three arrays: the rows' positions at the receiver (int32), their bytes per value
@@ -57,7 +57,7 @@ class Shared:
 def tell(session: Session, batch: int, table: str, shared: Shared) -> None:
     """Send each peer this node's positions of the rows that both hold; `Exchange.begin` receives them."""
     for peer, rows in shared.with_peer.items():
-        session.send(peer, "numbers", batch, table=table, arrays=(rows,))
+        session.send(peer, MessageKind.POSITIONS, batch, table=table, arrays=(rows,))
 
 
 class Buffers:
@@ -101,7 +101,7 @@ class Exchange:
         """Receive the peers' positions of the shared rows, which they have sent with `tell`."""
         for peer in self._session.peers:
             for table, view in self._shared.items():
-                numbers = (await self._session.receive("numbers", self._batch, peer, table=table)).arrays[0]
+                numbers = (await self._session.receive(MessageKind.POSITIONS, self._batch, peer, table=table)).arrays[0]
                 if numbers.dtype != np.int32 or len(numbers) != len(view.with_peer[peer]):
                     raise self._error(peer, table, MALFORMED)
                 theirs = self._theirs[peer, table] = np.full(view.rows, -1, np.int32)
@@ -151,8 +151,8 @@ class Exchange:
         session = self._session
         session.check()  # a single node sends and receives nothing, and would not notice that its run has ended
         for peer, arrays in packed.items():
-            session.send(peer, "sums", self._batch, step=step, arrays=arrays)
-        return {peer: (await session.receive("sums", self._batch, peer, step=step)).arrays for peer in packed}
+            session.send(peer, MessageKind.SUMS, self._batch, step=step, arrays=arrays)
+        return {peer: (await session.receive(MessageKind.SUMS, self._batch, peer, step=step)).arrays for peer in packed}
 
     def add(self, touched: Mapping[str, Touched], received: Mapping[int, Packed]) -> dict[str, tuple[Touched, Touched]]:
         """Add the peers' sums to this node's own. Integer addition is associative, so it can be done in place."""
@@ -226,10 +226,10 @@ class Exchange:
         session, merged = self._session, {}
         for peer in session.peers:
             marked = tuple(np.packbits(touched[table][view.with_peer[peer]]) for table, view in self._shared.items())
-            session.send(peer, "touched", self._batch, step=step, arrays=marked)
+            session.send(peer, MessageKind.TOUCHED, self._batch, step=step, arrays=marked)
         marks = {table: touched[table].copy() for table in self._shared}
         for peer in session.peers:
-            arrays = (await session.receive("touched", self._batch, peer, step=step)).arrays
+            arrays = (await session.receive(MessageKind.TOUCHED, self._batch, peer, step=step)).arrays
             wanted = {table: ((len(view.with_peer[peer]) + 7) // 8,) for table, view in self._shared.items()}
             self._check_merge(peer, arrays, wanted, np.uint8)
             for bits, (table, view) in zip(arrays, self._shared.items(), strict=True):
@@ -244,10 +244,10 @@ class Exchange:
         }
         for peer in session.peers:
             parts = tuple(gather(table, chosen[peer, table]) for table in self._shared)
-            session.send(peer, "rows", self._batch, step=step, arrays=parts)
+            session.send(peer, MessageKind.REPLICAS, self._batch, step=step, arrays=parts)
         received = {}
         for peer in session.peers:
-            arrays = (await session.receive("rows", self._batch, peer, step=step)).arrays
+            arrays = (await session.receive(MessageKind.REPLICAS, self._batch, peer, step=step)).arrays
             shapes = {table: (len(chosen[peer, table]), layouts[table].width) for table in self._shared}
             self._check_merge(peer, arrays, shapes, np.float32)
             received[peer] = dict(zip(self._shared, arrays, strict=True))

@@ -23,7 +23,7 @@ from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
 from daskps.wire import client, collective
 from daskps.wire.client import PullResult
 from daskps.wire.exchange import Buffers, Exchange, Packed, Touched
-from daskps.wire.message import Array, Message, Network
+from daskps.wire.message import Array, Message, MessageKind, MessageSender
 from daskps.wire.owner import Owner, Rows, Work
 from daskps.wire.session import Member, Session
 from daskps.wire.transport import LoopThread, Transport
@@ -38,7 +38,7 @@ class Peers:
     def __init__(
         self,
         member: Member,
-        network: Network,
+        network: MessageSender,
         tables: Mapping[str, Rows],
         partition: KeyPartition,
         work: Work,
@@ -82,9 +82,9 @@ class Peers:
         """Pull the rows that are not deferred into `out` (U, W); return which rows are deferred, forwarded, shared."""
         return await client.pull(self.session, batch, table, keys, owners, out, self._aside)
 
-    def late_rows(self, pulled: PullResult, out: Floats) -> AsyncIterator[Int64s]:
+    def deferred_rows(self, pulled: PullResult, out: Floats) -> AsyncIterator[Int64s]:
         """Receive deferred rows into `out`, the array given to `pull`; yield their positions, message by message."""
-        return client.late_rows(self.session, pulled, out, self._aside)
+        return client.deferred_rows(self.session, pulled, out, self._aside)
 
     async def exchange(self, batch: int, pulled: Mapping[str, PullResult]) -> Exchange:
         """Return the exchange of gradient sums between holders of the same rows, for the steps of a batch."""
@@ -96,11 +96,11 @@ class Peers:
     async def tell_weights(self, batch: int, largest: Floats) -> None:
         """Send all peers this node's largest example weight of each step (steps,), long before they need it."""
         for peer in self.session.peers:
-            self.session.send(peer, "weights", batch, arrays=(largest,))
+            self.session.send(peer, MessageKind.WEIGHTS, batch, arrays=(largest,))
 
     async def largest_weights(self, batch: int, mine: Floats) -> Floats:
         """Return the largest example weight of each step over all nodes."""
-        return await collective.largest(self.session, "weights", batch, mine)
+        return await collective.largest(self.session, MessageKind.WEIGHTS, batch, mine)
 
     async def sum_dense(self, batch: int, step: int, mine: Int64s) -> Int64s:
         """Return the sums over all nodes; `mine` may be written to again two steps later."""
@@ -264,7 +264,7 @@ class Link:
         async def all_tables() -> dict[str, Int64s]:
             came = {}
             for table, one in pulled.items():
-                positions = [positions async for positions in self.peers.late_rows(one, outs[table])]
+                positions = [positions async for positions in self.peers.deferred_rows(one, outs[table])]
                 came[table] = np.concatenate([np.empty(0, np.int64), *positions])
             return came
 
@@ -294,7 +294,7 @@ class Link:
 
         self._loop.run(all_tables())
 
-    def gather(self, kind: str, batch: int, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
+    def gather(self, kind: MessageKind, batch: int, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
         """Send arrays to rank 0. Rank 0 gets those of all others in rank order; the others get [] and do not wait."""
         return self._loop.run(collective.gather(self.peers.session, kind, batch, tuple(arrays)))
 

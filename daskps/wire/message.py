@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import msgpack
@@ -20,13 +21,35 @@ from daskps.errors import ProtocolError
 Array = npt.NDArray[Any]
 
 
+class MessageKind(StrEnum):
+    """Kinds of messages. PROTOCOL.md says who sends each one, when, and what it carries."""
+
+    HELLO = "hello"
+    ABORT = "abort"
+    PULL = "pull"
+    ANSWER = "answer"
+    DEFERRED = "deferred"
+    PUSH = "push"
+    TAKEN = "taken"
+    LOOKUP = "lookup"
+    FOUND = "found"
+    POSITIONS = "positions"
+    WEIGHTS = "weights"
+    SUMS = "sums"
+    TOUCHED = "touched"
+    REPLICAS = "replicas"
+    DENSE = "dense"
+    METRICS = "metrics"
+    VALIDATION = "validation"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message. (kind, batch, step, table, sender) is unique within an incarnation."""
 
-    kind: str
+    kind: MessageKind
     run: str
-    epoch: int  # the run's incarnation; a message of another one is stale
+    incarnation: int  # of the run; a message of another one is stale
     sender: int  # rank
     batch: int
     step: int = 0  # within the batch; also numbers several messages of one kind
@@ -39,8 +62,9 @@ class Message:
         """Size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
-
-ABORT = "abort"  # tells a peer to stop; `note` says why
+    def __str__(self) -> str:
+        table = f", table {self.table!r}" if self.table else ""
+        return f"message {self.kind} of batch {self.batch}, step {self.step}{table}, from node {self.sender}"
 
 
 def refusal(message: Message, rank: int, error: Exception) -> Message:
@@ -49,11 +73,11 @@ def refusal(message: Message, rank: int, error: Exception) -> Message:
     It carries the sender's own run and incarnation; otherwise the sender would reject it as stale.
     """
     note = f"{type(error).__name__}: {error}"
-    return Message(ABORT, message.run, message.epoch, rank, message.batch, note=note)
+    return Message(MessageKind.ABORT, message.run, message.incarnation, rank, message.batch, note=note)
 
 
-class Network(Protocol):
-    """Carrier of messages between the nodes of one run.
+class MessageSender(Protocol):
+    """Sender of messages to the other nodes of a run; `transport.Transport`, or the simulated network of the tests.
 
     Messages may arrive in any order, but never twice. A lost peer is reported, not hidden.
     """
@@ -67,14 +91,14 @@ _LENGTH = struct.Struct("<IQ")  # bytes of the header, bytes of all arrays
 PREFIX_BYTES = _LENGTH.size
 JOINED_BYTES = 64 << 10  # arrays of up to 64 KiB in all are copied into one buffer: one system call instead of several
 HEADER_LIMIT = 1 << 20  # bytes
-KINDS = frozenset("iuf")  # dtype kinds that are allowed: int, uint, float
+NUMBERS = frozenset("iuf")  # kinds of dtypes that are allowed: int, uint, float
 
 
 def encode(message: Message) -> list[bytes | memoryview]:
     """Return the message as buffers to be written one after the other."""
     arrays = [np.ascontiguousarray(array) for array in message.arrays]
     shapes = [(array.dtype.str, array.shape) for array in arrays]
-    fields = (message.kind, message.run, message.epoch, message.sender, message.batch, message.step)
+    fields = (message.kind, message.run, message.incarnation, message.sender, message.batch, message.step)
     header = msgpack.packb((*fields, message.table, message.note, shapes))
     parts: list[bytes | memoryview] = [_LENGTH.pack(len(header), message.nbytes), header]
     parts += [array.reshape(-1).view(np.uint8).data for array in arrays if array.nbytes]
@@ -96,23 +120,24 @@ async def decode(
     header_bytes, array_bytes = _LENGTH.unpack(await read(PREFIX_BYTES))
     if limit_bytes is not None and (array_bytes or header_bytes > limit_bytes):
         raise ProtocolError(
-            f"a first message of {header_bytes:,} bytes and {array_bytes:,} of arrays came; at most {limit_bytes:,} "
-            "bytes without arrays are read from a stranger"
+            f"the first message has {header_bytes:,} bytes and {array_bytes:,} bytes of arrays; from an unknown peer "
+            f"at most {limit_bytes:,} bytes without arrays are read"
         )
     if header_bytes > HEADER_LIMIT:
-        raise ProtocolError(f"a message begins with a header of {header_bytes:,} bytes; the peer is no node of daskps")
+        raise ProtocolError(f"a message has a header of {header_bytes:,} bytes; the peer is no node of daskps")
     header = await read(header_bytes)
     try:
-        kind, run, epoch, sender, batch, step, table, note, described = msgpack.unpackb(header)
+        name, run, incarnation, sender, batch, step, table, note, described = msgpack.unpackb(header)
+        kind = MessageKind(name)
         shapes = [(tuple(shape), _number(dtype)) for dtype, shape in described]
         wanted_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
         negative = any(side < 0 for shape, _ in shapes for side in shape)
     except (ValueError, TypeError) as error:
         raise ProtocolError(
-            f"a message has a header that makes no sense: {error!r}; all nodes must run one version"
+            f"a message has an invalid header: {error!r}; all nodes must run one version of daskps"
         ) from None
     if negative or wanted_bytes != array_bytes:  # before anything is allocated
-        raise ProtocolError(f"a {kind!r} message says {array_bytes:,} bytes, but its arrays have others: {described}")
+        raise ProtocolError(f"a message {kind} says {array_bytes:,} bytes, but its arrays have others: {described}")
     arrays = [empty(shape, dtype) for shape, dtype in shapes]
     if array_bytes <= JOINED_BYTES:
         data, start = memoryview(await read(array_bytes) if array_bytes else b""), 0
@@ -123,12 +148,12 @@ async def decode(
         for array in arrays:
             if array.nbytes:
                 await read_into(array.reshape(-1).view(np.uint8).data)
-    return Message(kind, run, epoch, sender, batch, step, table, note, tuple(arrays))
+    return Message(kind, run, incarnation, sender, batch, step, table, note, tuple(arrays))
 
 
 def _number(name: str) -> np.dtype[Any]:
     """Return the dtype; raise ProtocolError unless it is an integer or a float."""
     dtype = np.dtype(name)
-    if dtype.kind not in KINDS:
+    if dtype.kind not in NUMBERS:
         raise ProtocolError(f"a message has an array of dtype {name!r}; nodes exchange numbers only")
     return dtype

@@ -19,7 +19,7 @@ from daskps.errors import DaskpsError, ProtocolError, StaleError, TrainingError
 from daskps.mem.cache import PullReply
 from daskps.mem.memps import SnapshotPiece
 from daskps.types import Floats, Keys
-from daskps.wire.message import Message
+from daskps.wire.message import Message, MessageKind
 from daskps.wire.session import Session
 
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a long call away from the event loop
@@ -51,10 +51,8 @@ class _Queue:
         bit = 1 << message.sender
         seen = self.senders.get(message.batch, 0)
         if message.batch < self.batch or seen & bit:
-            raise StaleError(
-                f"a {message.kind!r} of batch {message.batch}, table {message.table!r}, of node {message.sender}, came "
-                f"{'twice' if seen & bit else f'after that batch was over; batch {self.batch} is on'}"
-            )
+            why = "came twice" if seen & bit else f"came after that batch was over; batch {self.batch} is on"
+            raise StaleError(f"a {message} {why}")
         self.senders[message.batch] = seen | bit
         self.waiting.setdefault(message.batch, []).append(message)
 
@@ -85,7 +83,7 @@ class TableOwner:
         self._pulls = _Queue(first_batch, session.nodes)
         self._pushes = _Queue(first_batch, session.nodes)
         self._lookups: list[Message] = []
-        self._late_sent: dict[tuple[int, int], int] = {}  # by (node, batch): messages with deferred rows sent so far
+        self._deferred_sent: dict[tuple[int, int], int] = {}  # by (node, batch): messages of deferred rows sent
         self._replicas: list[tuple[int, Keys, Keys]] = []  # node, keys, hashes
         self._prepared: dict[str, asyncio.Future[None]] = {}
         self._snapshots: asyncio.Queue[str] = asyncio.Queue()  # ids of snapshots that have begun: one at most
@@ -93,10 +91,10 @@ class TableOwner:
 
     def take(self, message: Message) -> None:
         """Queue a message for this table; it is served when its turn comes."""
-        if message.kind == "lookup":
+        if message.kind is MessageKind.LOOKUP:
             self._lookups.append(message)
         else:
-            (self._pulls if message.kind == "pull" else self._pushes).put(message)
+            (self._pulls if message.kind is MessageKind.PULL else self._pushes).put(message)
         self._wake.set()
 
     async def serve(self) -> None:
@@ -148,7 +146,7 @@ class TableOwner:
             deliver = await self._work(lambda: self._rows.push(keys, rows, message.batch, message.sender))
         if len(message.arrays) > 2:
             self._replicas.append((message.sender, message.arrays[2], message.arrays[3]))
-        self._session.send(message.sender, "taken", message.batch, table=self._table)
+        self._session.send(message.sender, MessageKind.TAKEN, message.batch, table=self._table)
         self._send(deliver)
         if self._pushes.done():
             self._compare(message.batch)
@@ -159,7 +157,7 @@ class TableOwner:
 
     async def _lookup(self, message: Message) -> None:
         found = await self._work(lambda: self._rows.lookup(message.arrays[0]))
-        target = (message.sender, "found", message.batch + 1)  # not `batch`: the session has closed it
+        target = (message.sender, MessageKind.FOUND, message.batch + 1)  # not `batch`: the session has closed it
         self._session.send(*target, step=message.step, table=self._table, arrays=(found,))
 
     def _send(self, deliveries: Iterable[PullReply]) -> None:
@@ -169,20 +167,20 @@ class TableOwner:
             positions = () if delivery.positions is None else (delivery.positions,)
             rows = () if delivery.in_place else (delivery.rows,)
             if delivery.first:
-                self._late_sent[target] = 0
+                self._deferred_sent[target] = 0
                 about = (delivery.copied, delivery.late, delivery.shared, delivery.holders)
                 self._session.send(
-                    *(delivery.node, "answer", delivery.batch),
+                    *(delivery.node, MessageKind.ANSWER, delivery.batch),
                     table=self._table,
                     note="in place" if delivery.in_place else "some" if positions else "all",
                     arrays=(*about, *rows, *(positions if rows else ())),
                 )
             else:
-                step = self._late_sent[target]
-                self._late_sent[target] = step + 1
+                step = self._deferred_sent[target]
+                self._deferred_sent[target] = step + 1
                 assert delivery.positions is not None
                 self._session.send(
-                    *(delivery.node, "late", delivery.batch),
+                    *(delivery.node, MessageKind.DEFERRED, delivery.batch),
                     step=step,
                     table=self._table,
                     arrays=(delivery.positions, *rows),
@@ -232,7 +230,7 @@ class Owner:
             for owner in self.tables.values()
             for run in (owner.serve, owner.write_snapshots)
         ]
-        for kind in ("pull", "push", "lookup"):
+        for kind in (MessageKind.PULL, MessageKind.PUSH, MessageKind.LOOKUP):
             session.handle(kind, self._take)
 
     async def prepared(self, snapshot: str, batch: int) -> None:

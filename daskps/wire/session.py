@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
-from daskps.wire.message import ABORT, Array, Message, Network
+from daskps.wire.message import Array, Message, MessageKind, MessageSender
 
-# For error messages. By kind of message: the stage of the node that waits for it, and what it waits for.
+# For error messages. By kind of message: the stage that waits for it, and what it waits for.
 WAITS = {
-    "answer": ("pull", "the rows that are free"),
-    "numbers": ("train", "where it has the rows held together"),
-    "late": ("train", "late rows"),
-    "weights": ("train", "the largest weight of each step"),
-    "sums": ("train", "gradient sums"),
-    "dense": ("train", "dense sums"),
-    "metrics": ("train", "metrics of its examples"),
-    "validation": ("evaluate", "metrics of its validation examples"),
-    "touched": ("train", "which rows to merge"),
-    "rows": ("train", "rows to merge"),
-    "found": ("evaluate", "rows looked up"),
-    "taken": ("push", "word that it took the push"),
+    MessageKind.ANSWER: ("pull", "the rows that are not deferred"),
+    MessageKind.POSITIONS: ("train", "its positions of the shared rows"),
+    MessageKind.DEFERRED: ("train", "deferred rows"),
+    MessageKind.WEIGHTS: ("train", "the largest weight of each step"),
+    MessageKind.SUMS: ("train", "gradient sums"),
+    MessageKind.DENSE: ("train", "dense sums"),
+    MessageKind.METRICS: ("train", "the metrics of its examples"),
+    MessageKind.VALIDATION: ("evaluate", "the metrics of its validation examples"),
+    MessageKind.TOUCHED: ("train", "which rows to merge"),
+    MessageKind.REPLICAS: ("train", "rows to merge"),
+    MessageKind.FOUND: ("evaluate", "the rows of a lookup"),
+    MessageKind.TAKEN: ("push", "the confirmation of the push"),
 }
 
 T = TypeVar("T")
-Place = tuple[str, int, int, str, int]  # identifies a message: kind, batch, step, table, sender
+Place = tuple[MessageKind, int, int, str, int]  # identifies a message: kind, batch, step, table, sender
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Member:
     """Identity of a node in a run. Only `rank` differs between the nodes."""
 
     run: str
-    epoch: int  # the run's incarnation
+    incarnation: int
     rank: int
     nodes: int
     wait_seconds: float = 300.0
@@ -50,7 +50,7 @@ class Member:
 class Session:
     """Sender and dispatcher of a node's messages. All calls are made on the node's event loop."""
 
-    def __init__(self, member: Member, network: Network) -> None:
+    def __init__(self, member: Member, network: MessageSender) -> None:
         self.member = member
         self.rank = member.rank
         self.nodes = member.nodes
@@ -58,7 +58,7 @@ class Session:
         self.bytes_sent = 0
         self._network = network
         self._failed: Callable[[DaskpsError], None] = lambda error: None
-        self._handlers: dict[str, Callable[[Message], None]] = {}
+        self._handlers: dict[MessageKind, Callable[[Message], None]] = {}
         self._arrived: dict[Place, Message] = {}
         self._waiting: dict[Place, asyncio.Future[Message]] = {}
         self._futures: dict[asyncio.Future[Any], int] = {}  # pending waits and their batch
@@ -73,14 +73,14 @@ class Session:
         """Register a callback for the first error."""
         self._failed = failed
 
-    def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
+    def handle(self, kind: MessageKind, handler: Callable[[Message], None]) -> None:
         """Pass all messages of `kind` to `handler` instead of to a `receive`."""
         self._handlers[kind] = handler
 
     def send(
         self,
         rank: int,
-        kind: str,
+        kind: MessageKind,
         batch: int,
         *,
         step: int = 0,
@@ -91,14 +91,14 @@ class Session:
         """Send a message without waiting; one to this node itself does not pass through the network."""
         self.check()
         member = self.member
-        message = Message(kind, member.run, member.epoch, self.rank, batch, step, table, note, arrays)
+        message = Message(kind, member.run, member.incarnation, self.rank, batch, step, table, note, arrays)
         if rank == self.rank:
             self._accept(message)
         else:
             self.bytes_sent += message.nbytes
             self._network.send(rank, message)
 
-    async def receive(self, kind: str, batch: int, sender: int, *, step: int = 0, table: str = "") -> Message:
+    async def receive(self, kind: MessageKind, batch: int, sender: int, *, step: int = 0, table: str = "") -> Message:
         """Wait for the message with these fields and return it; raise PeerError after `wait_seconds`."""
         place = (kind, batch, step, table, sender)
         self.check()
@@ -132,22 +132,22 @@ class Session:
     def deliver(self, message: Message) -> None:
         """Accept a message from the network. One that does not belong here raises, and the network reports it."""
         member = self.member
-        if (message.run, message.epoch) != (member.run, member.epoch):
+        if (message.run, message.incarnation) != (member.run, member.incarnation):
             raise StaleError(
-                f"node {self.rank} of run {member.run!r}, epoch {member.epoch}, got a {message.kind!r} from node "
-                f"{message.sender} of run {message.run!r}, epoch {message.epoch}, batch {message.batch}: that run was "
-                "given up, or its sender must open the model again"
+                f"node {self.rank} of run {member.run!r}, incarnation {member.incarnation}, got a {message}, of run "
+                f"{message.run!r}, incarnation {message.incarnation}: that incarnation is over, or its sender must "
+                "open the model again"
             )
-        if message.kind == ABORT:
+        if message.kind is MessageKind.ABORT:
             self.fail(PeerError(f"node {message.sender} stopped at batch {message.batch}: {message.note}"), tell=False)
             return
         self._accept(message)
 
     def close_batch(self, batch: int) -> None:
         """End `batch` on this node: nothing waits for it any more, and a later message of it is an error."""
-        left = [place for place in self._arrived if place[1] <= batch]
+        left = [message for message in self._arrived.values() if message.batch <= batch]
         if left:
-            raise ProtocolError(f"node {self.rank} ends batch {batch}, but nobody took what came for it: {left[:5]}")
+            raise ProtocolError(f"node {self.rank} ends batch {batch}, but nothing has received: {left[0]}")
         self._closed_batch = max(self._closed_batch, batch)
 
     def fail(self, error: DaskpsError, tell: bool = True) -> None:
@@ -167,7 +167,9 @@ class Session:
             member = self.member
             for rank in self.peers:
                 note = f"{type(error).__name__}: {error}"
-                self._network.send(rank, Message(ABORT, member.run, member.epoch, self.rank, batch, note=note))
+                self._network.send(
+                    rank, Message(MessageKind.ABORT, member.run, member.incarnation, self.rank, batch, note=note)
+                )
 
     def check(self) -> None:
         """Raise the error that has stopped this node's part in the run, if there is one."""
@@ -177,7 +179,9 @@ class Session:
     def close(self) -> None:
         """Stop without telling the peers: the run is over, or this node is gone."""
         member = self.member
-        self.fail(PeerError(f"node {self.rank} has closed epoch {member.epoch} of run {member.run!r}"), tell=False)
+        self.fail(
+            PeerError(f"node {self.rank} has closed incarnation {member.incarnation} of run {member.run!r}"), tell=False
+        )
 
     def _accept(self, message: Message) -> None:
         """Pass a message to its handler or to its waiting `receive`, or keep it for a later one."""
@@ -185,15 +189,12 @@ class Session:
             handler(message)
             return
         if message.batch <= self._closed_batch:
-            raise StaleError(
-                f"node {self.rank} has ended batch {self._closed_batch}, but got a {message.kind!r} of batch "
-                f"{message.batch}, step {message.step}, from node {message.sender}"
-            )
+            raise StaleError(f"node {self.rank} has ended batch {self._closed_batch}, but got a {message}")
         place = (message.kind, message.batch, message.step, message.table, message.sender)
         future = self._waiting.get(place)
         if future is not None and not future.done():
             future.set_result(message)
         elif place in self._arrived or future is not None:
-            raise ProtocolError(f"node {self.rank} got this twice: {place}; every message is sent once")
+            raise ProtocolError(f"node {self.rank} got twice: {message}; every message is sent once")
         else:
             self._arrived[place] = message

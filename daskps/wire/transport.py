@@ -19,7 +19,7 @@ from tornado.iostream import StreamClosedError
 
 from daskps.device.pool import ComputePool
 from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
-from daskps.wire.message import ABORT, Message, decode, encode, refusal
+from daskps.wire.message import Message, MessageKind, decode, encode, refusal
 from daskps.wire.session import Member
 
 T = TypeVar("T")
@@ -64,7 +64,6 @@ async def _cancel_all() -> None:
 
 logger = logging.getLogger("daskps.wire")
 
-HELLO = "hello"
 FLUSH_SECONDS = 2.0  # wait at most so long for unsent bytes on close: a peer that hangs never reads them
 JOIN_SECONDS = 30.0  # wait at most so long in `join`: all nodes join at the same time, one that does not is lost
 # Anyone who reaches the port can connect. These limits bound what a stranger can cost before it has said who it is.
@@ -182,7 +181,7 @@ class Transport:
                 for rank in range(member.rank):
                     comm = await connect(addresses[rank], deserialize=False, **(connection_args or {}))
                     connection = Connection(comm, self._pool)
-                    connection.write(Message(HELLO, member.run, member.epoch, member.rank, -1))
+                    connection.write(Message(MessageKind.HELLO, member.run, member.incarnation, member.rank, -1))
                     self._add(rank, connection)
                 while len(self._connections) < member.nodes - 1:
                     self._arrived.clear()
@@ -237,8 +236,14 @@ class Transport:
             member = self._member
         expected = range(member.rank + 1, member.nodes)  # each rank once
         known = hello.sender in expected and hello.sender not in self._connections
-        if hello.kind != HELLO or (hello.run, hello.epoch) != (member.run, member.epoch) or not known:
-            error = StaleError(f"no node of run {hello.run!r}, epoch {hello.epoch}, rank {hello.sender} is wanted here")
+        if (
+            hello.kind is not MessageKind.HELLO
+            or (hello.run, hello.incarnation) != (member.run, member.incarnation)
+            or not known
+        ):
+            error = StaleError(
+                f"no node of run {hello.run!r}, incarnation {hello.incarnation}, rank {hello.sender} is wanted here"
+            )
             connection.write(refusal(hello, member.rank, error))
             await connection.close()
             return
@@ -257,14 +262,17 @@ class Transport:
         assert self._lost is not None
         try:
             while True:
-                message = await connection.read()
+                try:
+                    message = await connection.read()
+                except ProtocolError as error:
+                    raise ProtocolError(f"node {rank} sent what is no message of daskps: {error}") from None
                 if message.sender != rank:
-                    raise ProtocolError(f"node {rank} sent a {message.kind!r} in the name of node {message.sender}")
+                    raise ProtocolError(f"node {rank} sent a message in the name of another node: {message}")
                 try:
                     self._deliver(message)
                 except StaleError as error:
                     logger.warning("%s", error)
-                    if message.kind != ABORT:
+                    if message.kind is not MessageKind.ABORT:
                         connection.write(refusal(message, self._member.rank, error))
         except DaskpsError as error:
             self._lost(error)

@@ -161,7 +161,7 @@ def test_a_killed_run_with_early_stopping_leaves_the_same_best_model(trained: Tr
     for _ in range(3):
         before = directory.state().index
         process = start_client(None, settings)
-        while directory.state().index < before + 2 and process.is_alive():  # its epoch, and one thing more
+        while directory.state().index < before + 2 and process.is_alive():  # its incarnation, and one thing more
             pass
         process.kill()
         process.join()

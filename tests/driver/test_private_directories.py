@@ -69,10 +69,10 @@ def refused(machines: tuple[Client, Path, list[Path]], name: str, *changes: Sett
     client.wait_for_workers(2)
 
 
-def test_a_published_model_is_not_cleared_by_a_new_one_of_the_same_epoch(
+def test_a_published_model_is_not_cleared_by_a_new_one_of_the_same_incarnation(
     machines: tuple[Client, Path, list[Path]], trained: Trained
 ) -> None:
-    """Both are in epoch 1 then, and the new one has no snapshot."""
+    """Both are in incarnation 1 then, and the new one has no snapshot."""
     there = machines[2][1] / "a"
     trained(FEW, {"seed": 1}, out=there)
     before = model_bits(there)
@@ -85,7 +85,7 @@ def test_a_published_model_is_not_cleared_by_a_new_one_of_the_same_epoch(
 def test_models_of_equal_settings_and_data_and_another_past_are_not_mixed(
     machines: tuple[Client, Path, list[Path]], trained: Trained, tmp_path: Path
 ) -> None:
-    """Both have the snapshot that node 0 goes on from, under one id, and node 1 is in the epoch that node 0 begins."""
+    """Both have the snapshot that node 0 goes on from, under one id, and node 1 the incarnation that node 0 begins."""
     _, _, (first, second) = machines
     bases = [trained(FEW, {"data": {"synthetic": {"seed": seed}}}, out=tmp_path / f"base{seed}")[1] for seed in (7, 8)]
     settings = [merged(FEW, {"start_from": str(base), "train": {"keep_snapshots": 9}}) for base in bases]

@@ -168,7 +168,7 @@ def test_no_run_takes_workers_from_a_submitted_one(three: Client, tmp_path: Path
     with pytest.raises(BackendError, match=f"{tmp_path}/a, submitted as 'long'"):
         train(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=0.0)
     long.stop()
-    assert long.result()["snapshot"].startswith("000001-")  # of its first epoch: nobody disturbed it
+    assert long.result()["snapshot"].startswith("000001-")  # of its first incarnation: nobody disturbed it
 
 
 def test_a_model_that_is_being_trained_is_trained_by_nobody_else(

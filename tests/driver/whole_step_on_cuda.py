@@ -40,7 +40,7 @@ def learn(backend: str, devices: int, model: str, optimizer: str, out: str) -> d
     )
     node = OpenNode("run", 0, 1, job, begin(job, "run"))
     node.join([""])
-    tokens = [BatchId("run", node.epoch.number, batch, 2 * batch, 2 * batch + 2) for batch in range(3)]
+    tokens = [BatchId("run", node.incarnation.number, batch, 2 * batch, 2 * batch + 2) for batch in range(3)]
 
     def prepare(token: BatchId) -> None:
         for stage in ("read", "dedup", "pull", "load"):
@@ -51,7 +51,7 @@ def learn(backend: str, devices: int, model: str, optimizer: str, out: str) -> d
         for token, following in zip(tokens, [*tokens[1:], None], strict=True):
             if following is not None:  # it pulls while this batch is out, so the rows they share come late
                 prepare(following)
-                assert len(node.flights.get(following).pulled["main"].copied) > 0, "the batches share no key"
+                assert len(node.flights.get(following).pulled["main"].forwarded) > 0, "the batches share no key"
             for stage in ("train", "push"):  # pushed: from here on, only the next batch's copy keeps the table
                 stages.STAGES[stage](node, token)
         keys = np.unique(np.concatenate([node.training.read_steps(step, step + 1)[0].keys for step in range(6)]))

@@ -32,7 +32,7 @@ def pool() -> Iterator[ComputePool]:
 
 
 def open_table(path: Path, pool: ComputePool, model: str, snapshot: str | None = None, **options: Any) -> Any:
-    table_store.make_table(path, PLACEMENT)  # as the beginning of an epoch does
+    table_store.make_table(path, PLACEMENT)  # as the beginning of an incarnation does
     known = {"placement": PLACEMENT, "owned": [0, 1], "options": OPTIONS, "live": options.pop("live", ())}
     return open_rows(str(path), LAYOUT, pool=pool, model=model, snapshot=snapshot, **known, **options)
 

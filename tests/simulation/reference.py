@@ -119,7 +119,7 @@ class States:
 
 @dataclass
 class ReplicaMerger:
-    """The model where nodes step alone and merge every so many steps and at batch ends: after a batch of an epoch.
+    """The model where nodes step alone and merge after some steps and at batch ends: after a batch of an incarnation.
 
     Nodes and batches decide the result, so it is made from those that there were.
     """
@@ -127,23 +127,23 @@ class ReplicaMerger:
     data: Data
     tables: int
     every: int
-    after: dict[tuple[int, int], Model] = field(default_factory=dict)  # by epoch and batch
+    after: dict[tuple[int, int], Model] = field(default_factory=dict)  # by incarnation and batch
     made: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)  # nodes, first and last step
 
-    def begin(self, epoch: int, snapshot: str | None) -> None:
-        """An epoch goes on where a snapshot of an earlier one was taken, or at the beginning."""
+    def begin(self, incarnation: int, snapshot: str | None) -> None:
+        """An incarnation goes on where a snapshot of an earlier one was taken, or at the beginning."""
         if snapshot is None:
-            self.after[epoch, -1] = ([{} for _ in self.all], (as_float(1), 0))
+            self.after[incarnation, -1] = ([{} for _ in self.all], (as_float(1), 0))
         else:
             before, batch = map(int, snapshot.split("-"))
-            self.after[epoch, batch] = self.after[before, batch]
+            self.after[incarnation, batch] = self.after[before, batch]
 
-    def train(self, epoch: int, batch: int, nodes: int, first: int, stop: int) -> None:
+    def train(self, incarnation: int, batch: int, nodes: int, first: int, stop: int) -> None:
         """All nodes say which batch they have trained, and must say the same."""
-        assert self.made.setdefault((epoch, batch), (nodes, first, stop)) == (nodes, first, stop)
-        if (epoch, batch) in self.after:
+        assert self.made.setdefault((incarnation, batch), (nodes, first, stop)) == (nodes, first, stop)
+        if (incarnation, batch) in self.after:
             return
-        rows, dense = self.after[epoch, batch - 1]
+        rows, dense = self.after[incarnation, batch - 1]
         replicas = [[self._held(rows, table, rank, nodes, first, stop) for rank in range(nodes)] for table in self.all]
         words = [dense] * nodes
         for step in range(first, stop):
@@ -159,7 +159,7 @@ class ReplicaMerger:
             {**table, **{key: row for held in replicas[at] for key, row in held.items()}}
             for at, table in enumerate(rows)
         ]
-        self.after[epoch, batch] = (known, words[0])
+        self.after[incarnation, batch] = (known, words[0])
 
     @property
     def all(self) -> range:

@@ -1,4 +1,4 @@
-"""A simulated node of one epoch: the stages of a batch over the real protocol; training is an integer function.
+"""A simulated node of one incarnation: the stages of a batch over the real protocol; training is an integer function.
 
 It has the methods of `daskps.node.node.OpenNode` that drivers ask for, and the stages of `daskps.node.stages`.
 """
@@ -59,7 +59,7 @@ class SimNode:
         self.worker, self.world, self.run, self.rank, self.nodes = worker, worker.world, run, rank, nodes
         self.directory = worker.directory()
         check_begun(self.directory, begun, run, rank)
-        self.epoch = Epoch(self.directory, run, begun.epoch, begun.index, begun.model)
+        self.incarnation = Epoch(self.directory, run, begun.incarnation, begun.index, begun.model)
         self.peers: Peers | None = None
         self.early: list[tuple[SimWorker, Message]] = []
         self.crew: list[SimWorker] = []
@@ -76,7 +76,7 @@ class SimNode:
         self.snapshot = begun.snapshot
         self.dense = self.world.dense_of(None if snapshot is None else self.directory.load(snapshot))
         if self.world.apart is not None:
-            self.world.apart.begin(begun.epoch, begun.snapshot)
+            self.world.apart.begin(begun.incarnation, begun.snapshot)
         self.partition = KeyPartition(self.world.placement, nodes, POOL)
         self.stores: dict[str, Any] = {}
         try:
@@ -92,7 +92,7 @@ class SimNode:
         digests = self._published.digests(str(table)) if self._published is not None else {}
         self.stores[str(table)] = world.row_folders.open(
             *(self.worker, path, world.placement, self.partition.owned(self.rank), self.snapshot),
-            *(state.live, self.epoch.model, digests),
+            *(state.live, self.incarnation.model, digests),
         )
         return MemPS(
             layout=world.layout,
@@ -102,14 +102,14 @@ class SimNode:
             pool=POOL,
             nodes=self.nodes,
             run=self.run,
-            epoch=self.epoch.number,
+            epoch=self.incarnation.number,
             first_batch=self.start.batch + 1,
         )
 
     def opened(self) -> NodeInfo:
         data = self.world.data
         return NodeInfo(
-            epoch=self.epoch.number,
+            incarnation=self.incarnation.number,
             address=self.worker.name,
             directory=self.world.root,
             snapshot=self.snapshot,
@@ -128,7 +128,7 @@ class SimNode:
         await sleep(self.world.delay())
         self._check()
         self.crew = [self.world.by_name[address] for address in addresses]
-        member = Member(self.run, self.epoch.number, self.rank, self.nodes, wait_seconds=self.world.wait_seconds)
+        member = Member(self.run, self.incarnation.number, self.rank, self.nodes, wait_seconds=self.world.wait_seconds)
         self.peers = Peers(
             *(member, self, self.rows, self.partition, self.work),
             first_batch=self.start.batch + 1,
@@ -159,7 +159,7 @@ class SimNode:
 
     def _check(self) -> None:
         if self._closed:
-            raise StaleError(f"run {self.run} epoch {self.epoch.number} has ended on {self.worker.name}")
+            raise StaleError(f"run {self.run} incarnation {self.incarnation.number} has ended on {self.worker.name}")
 
     @property
     def joined(self) -> Peers:
@@ -178,7 +178,7 @@ class SimNode:
 
     def tell_gone(self) -> None:
         """Its connections end, which the others hear after a while."""
-        place = self.run, self.epoch.number
+        place = self.run, self.incarnation.number
         for worker in self.crew:
             if worker is not self.worker:
                 self.world.later(self.world.delay(), _hear_gone, worker, place, self.rank)
@@ -232,24 +232,24 @@ class SimNode:
             await sleep(world.delay())
             self.joined.session.check()
         for table, pulled in flight.pulled.items():
-            async for _ in peers.late_rows(pulled, flight.rows[table]):
+            async for _ in peers.deferred_rows(pulled, flight.rows[table]):
                 pass
-            for position in pulled.copied.tolist():
+            for position in pulled.forwarded.tolist():
                 assert self.previous is not None
                 place = self.previous.places[table][int(pulled.keys[position])]
                 flight.rows[table][position] = self.previous.rows[table][place]
             where = f"{self.worker.name} trains batch {token.batch}"
-            before = world.model_after(token.epoch, token.batch - 1, token.first_step)
+            before = world.model_after(token.incarnation, token.batch - 1, token.first_step)
             world.check_rows(before, int(table), pulled.keys, flight.rows[table], where)
-            world.late += sum(pulled.late)
-            world.copied += len(pulled.copied)
+            world.deferred += sum(pulled.deferred)
+            world.forwarded += len(pulled.forwarded)
             world.in_place += flight.owners[table].order is None and self.nodes > 1
         exchange = await peers.exchange(token.batch, flight.pulled)
         if world.apart is None:
             await train_together(self, flight, exchange, token)
         else:
             await train_apart(self, flight, exchange, token, world.apart.every)
-            world.apart.train(token.epoch, token.batch, self.nodes, token.first_step, token.stop_step)
+            world.apart.train(token.incarnation, token.batch, self.nodes, token.first_step, token.stop_step)
         self._check()
         self.previous, self.step = flight, token.stop_step
         if token.snapshot:
@@ -317,22 +317,22 @@ class SimNode:
         draft = SnapshotMeta(batch, position, self.world.schedule.partitions, progress=progress)
         if self._job.merges_batches:
             self.world.check_whole(position)
-        self.epoch.publish(draft, self._captured.pop(name), receipts)
+        self.incarnation.publish(draft, self._captured.pop(name), receipts)
         self.world.published(name)
         pushes = [worker.node.pushed.get(name) for worker in self.crew if worker.node is not None]
-        place = f"{self.run} {self.epoch.number}"
+        place = f"{self.run} {self.incarnation.number}"
         if found := [push for push in pushes if push is not None]:
             took = max(push.seconds for push in found)
             self.world.check_pace(self._job, place, min(push.started for push in found), took)
         else:  # at rest: how long it took, from which the next one counts, only the driver knows
             self.world.last_snapshot.pop(place, None)
-        self.epoch.keep(self._job.train.keep_snapshots, progress.get("best"))
+        self.incarnation.keep(self._job.train.keep_snapshots, progress.get("best"))
         self.world.check_kept(self.directory, self._job.train.keep_snapshots, progress.get("best"))
         return self.directory.state().live
 
     async def end_with(self, best: str) -> str | None:
         self._check()
-        self.epoch.end_with(best)
+        self.incarnation.end_with(best)
         self.world.ended_with_best += 1
         return self.directory.state().last
 
@@ -347,7 +347,7 @@ class SimNode:
             keys = np.unique(np.array([*position[table], 12345], np.uint64))
             rows = np.empty((len(keys), WIDTH), np.float32)
             await self.joined.lookup(batch, table, str(table), keys, self.partition.group(keys), rows)
-            now = self.world.model_after(self.epoch.number, batch, self.step)
+            now = self.world.model_after(self.incarnation.number, batch, self.step)
             self.world.check_rows(now, table, keys, rows, f"an evaluation after batch {batch}")
             self.world.evaluated += 1
         return {"log_loss": self.world.loss_after(self.step)}
@@ -355,5 +355,5 @@ class SimNode:
 
 def _hear_gone(worker: SimWorker, place: tuple[str, int], rank: int) -> None:
     node = worker.node
-    if worker.alive and node is not None and node.peers is not None and (node.run, node.epoch.number) == place:
+    if worker.alive and node is not None and node.peers is not None and (node.run, node.incarnation.number) == place:
         node.peers.session.fail(PeerError(f"node {rank} is gone: its connection was lost"))

@@ -14,7 +14,7 @@ from daskps.node.dask import OPEN_MODEL
 from daskps.node.stages import check_free, close, find_node, holding, release
 from daskps.storage.model_directory import ModelDirectory
 from daskps.types import BatchId
-from daskps.wire.message import Message, refusal
+from daskps.wire.message import Message, MessageKind, refusal
 from tests.simulation.process import Process
 from tests.simulation.simulated_node import SimNode
 
@@ -38,33 +38,33 @@ class SimWorker(Process):
         async with self._threads.setdefault(stage if staged else "control", asyncio.Lock()):
             if staged:
                 token: BatchId = values[0]
-                return await self._guarded(find_node(self, stage, token.run, token.epoch), stage, values)
+                return await self._guarded(find_node(self, stage, token.run, token.incarnation), stage, values)
             return await self._control(stage, run, *values)
 
-    async def _control(self, verb: str, run: str, epoch: int, *values: Any) -> Any:
+    async def _control(self, verb: str, run: str, incarnation: int, *values: Any) -> Any:
         if verb == "begin":
-            if not (epoch or values[1:]):  # of what a node without a driver has, the driver asks anyway
+            if not (incarnation or values[1:]):  # of what a node without a driver has, the driver asks anyway
                 self.world.row_folders.check_outlived()
-            taken = take_over(self.directory(), run, epoch)
+            taken = take_over(self.directory(), run, incarnation)
             snapshot = self.directory().resume_point()
             self.world.check_snapshot(snapshot)
             return IncarnationStart(taken.number, taken.index, snapshot.id if snapshot else None, None, taken.model)
         if verb == OPEN_MODEL:
             return holding(self, *values)
         if verb == "release":
-            return release(self, run, epoch, *values)
+            return release(self, run, incarnation, *values)
         if verb == "open":
             check_free(self)
             rank, nodes, job, begun, _, _ = values
             try:
                 self.node = SimNode(self, run, rank, nodes, job, begun)
             except Exception as error:
-                self.world.not_opened.append((self.name, run, epoch, error))
+                self.world.not_opened.append((self.name, run, incarnation, error))
                 raise
             return self.node.opened()
         if verb == "close":
-            return close(self, run, epoch)
-        return await self._guarded(find_node(self, verb, run, epoch), verb, list(values))
+            return close(self, run, incarnation)
+        return await self._guarded(find_node(self, verb, run, incarnation), verb, list(values))
 
     async def _guarded(self, node: SimNode, verb: str, values: list[Any]) -> Any:
         """What is raised inside stops all nodes."""
@@ -79,14 +79,14 @@ class SimWorker(Process):
         node = self.node
         try:
             if node is None:
-                raise StaleError("no epoch is open here")
+                raise StaleError("no incarnation is open here")
             if node.peers is None:
                 node.early.append((sender, message))  # it waits in the socket
                 return
             node.peers.deliver(message)
         except StaleError as error:
             self.world.stale += 1
-            if message.kind != "abort":
+            if message.kind is not MessageKind.ABORT:
                 self.world.carry(self, sender, refusal(message, -1, error))
         except DaskpsError as error:
             assert node is not None

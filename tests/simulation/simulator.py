@@ -81,11 +81,11 @@ class World:
         self.tokens = self.tasks = 0
         self.running: set[asyncio.Task[Any]] = set()  # what the scheduler is at
         # What happened, for statistics.
-        self.stale = self.late = self.copied = self.in_place = self.most_nodes = self.restarts = 0
+        self.stale = self.deferred = self.forwarded = self.in_place = self.most_nodes = self.restarts = 0
         self.evaluated = self.stopped = self.merges = self.by_time = self.ended_with_best = self.ended_early = 0
         self.misplaced = False  # a partition of another model or time is in the place of one
         self.reads = self.gone = self.refused = self.outlived = 0
-        self.not_opened: list[tuple[str, str, int, Exception]] = []  # worker, run, epoch, and why it could not open
+        self.not_opened: list[tuple[str, str, int, Exception]] = []  # worker, run, incarnation, error
         self.last_snapshot: dict[str, tuple[float, float]] = {}  # of each run: its log entry's time, how long it took
         self.least = -1  # the newest snapshot whose publishing was told to anybody, as a position
         self.events: list[str] = []
@@ -174,12 +174,12 @@ class World:
 
     # --------------------------------------------------------------------- checks
 
-    def model_after(self, epoch: int, batch: int, step: int) -> Model:
-        """The dictionaries after a batch of an epoch, which has trained all steps before `step`."""
+    def model_after(self, incarnation: int, batch: int, step: int) -> Model:
+        """The dictionaries after a batch of an incarnation, which has trained all steps before `step`."""
         if self.together is not None:
             return self.together.rows[step], (self.together.dense[step], 0)
         assert self.apart is not None
-        return self.apart.after[epoch, batch]
+        return self.apart.after[incarnation, batch]
 
     def dense_of(self, arrays: Mapping[str, np.ndarray] | None) -> Row:
         """The dense word and its count, of a snapshot or at the beginning."""
@@ -219,7 +219,7 @@ class World:
         self.last_snapshot[run] = now, took
 
     def check_snapshot(self, snapshot: Snapshot | None) -> None:
-        """What an epoch starts from must be the newest that anybody was told of, and whole."""
+        """What an incarnation starts from must be the newest that anybody was told of, and whole."""
         position = -1 if snapshot is None else snapshot.draft.position
         assert position >= self.least, f"snapshot at {self.least} was published, but {position} is opened"
         self.least = position
@@ -370,7 +370,7 @@ class World:
             await self.meet_partition(driver, kind)
 
     async def meet_directory(self, driver: Process) -> None:
-        """One of the workers has a directory of its own: a copy in which another run has begun the same epoch."""
+        """One of the workers has a directory of its own: a copy in which another run has begun the same incarnation."""
         disk = self.disk.copy()
         worker = SimWorker(self, "worker-own", disk)
         if self.directory(worker).state().last is None:
@@ -415,9 +415,9 @@ class World:
         with contextlib.suppress(kind, *may_be_lost):
             outcome = await task
             raise AssertionError(f"went on to {outcome.snapshot} with what is not the model's")
-        mine = [(epoch, error) for _, run, epoch, error in self.not_opened if run == driver.name]
-        lost = {epoch for epoch, error in mine if isinstance(error, may_be_lost)}
-        refused = [epoch for epoch, error in mine if isinstance(error, kind) and epoch not in lost]
+        mine = [(incarnation, error) for _, run, incarnation, error in self.not_opened if run == driver.name]
+        lost = {incarnation for incarnation, error in mine if isinstance(error, may_be_lost)}
+        refused = [incarnation for incarnation, error in mine if isinstance(error, kind) and incarnation not in lost]
         assert len(refused) <= 1, f"tried again: {mine}"
         self.refused += len(refused)
         driver.kill()

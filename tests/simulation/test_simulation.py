@@ -19,12 +19,12 @@ CHUNK = 50
 # test_commit and test_exchange have the faults of the real code again, one by one.)
 FOUND = {
     3: "confirming a snapshot discarded the next one, which was only prepared yet",
-    6: "a new epoch found partitions locked by nodes that had not heard of it",
-    112: "a driver that was overtaken asked nodes of a newer epoch for its snapshot",
-    277: "a driver that was overtaken ran its batches on nodes of a newer epoch",
-    1066: "one node alone went on training after its epoch had ended",
+    6: "a new incarnation found partitions locked by nodes that had not heard of it",
+    112: "a driver that was overtaken asked nodes of a newer incarnation for its snapshot",
+    277: "a driver that was overtaken ran its batches on nodes of a newer incarnation",
+    1066: "one node alone went on training after its incarnation had ended",
     2088: "a worker that was not wanted any more kept its partitions locked",
-    673: "a task of a driver that was overtaken came late and removed the tables of a newer epoch",
+    673: "a task of a driver that was overtaken came late and removed the tables of a newer incarnation",
 }
 
 
@@ -90,8 +90,8 @@ def test_schedules_reach_everything_that_they_are_for() -> None:
     }
     assert sum(world.stale for world in worlds) > 0
     assert sum(world.restarts for world in worlds) > 0
-    assert sum(world.late for world in worlds) > 0
-    assert sum(world.copied for world in worlds) > 0
+    assert sum(world.deferred for world in worlds) > 0
+    assert sum(world.forwarded for world in worlds) > 0
     assert sum(world.evaluated for world in worlds) > 0
     assert sum(world.stopped for world in worlds) > 0
     assert sum(world.in_place for world in worlds) > 0

@@ -9,6 +9,7 @@ from daskps.errors import ProtocolError
 from daskps.storage.partition import KeysByOwner
 from daskps.wire import client
 from daskps.wire.client import PullResult
+from daskps.wire.message import MessageKind
 from daskps.wire.session import Session
 from tests.simulation.net import Joined, on_all
 
@@ -23,31 +24,33 @@ def numbers(*values: int) -> np.ndarray:
     return np.array(values, np.uint32)
 
 
-def pull_from(owners: KeysByOwner, answer: tuple[Any, ...], late: tuple[Any, ...] = (), note: str = "all") -> Any:
+def pull_from(owners: KeysByOwner, answer: tuple[Any, ...], deferred: tuple[Any, ...] = (), note: str = "all") -> Any:
     """What node 0 makes of an owner, node 1, that sends this: the rows, or the error."""
     out = np.full((3, 2), np.nan, np.float32)
 
     async def play(session: Session) -> np.ndarray | None:
         if session.rank == 1:
-            session.send(0, "answer", 0, table="t", note=note, arrays=answer)
-            if late:
-                session.send(0, "late", 0, table="t", arrays=late)
+            session.send(0, MessageKind.ANSWER, 0, table="t", note=note, arrays=answer)
+            if deferred:
+                session.send(0, MessageKind.DEFERRED, 0, table="t", arrays=deferred)
             return None
-        session.handle("pull", lambda message: None)
-        session.send(0, "answer", 0, table="t", arrays=(NONE, NONE, NONE, NOBODY, ROWS[:0]))
+        session.handle(MessageKind.PULL, lambda message: None)
+        session.send(0, MessageKind.ANSWER, 0, table="t", arrays=(NONE, NONE, NONE, NOBODY, ROWS[:0]))
         keys = np.array([10, 11, 12], np.uint64)
         pulled: PullResult = await client.pull(session, 0, "t", keys, owners, out, client.at_once)
-        async for _ in client.late_rows(session, pulled, out, client.at_once):
+        async for _ in client.deferred_rows(session, pulled, out, client.at_once):
             pass
         return out
 
     joined = Joined(2)
-    joined.sessions[1].handle("pull", lambda message: None)
+    joined.sessions[1].handle(MessageKind.PULL, lambda message: None)
     return on_all(joined, play)[0]
 
 
 @pytest.mark.parametrize(("owners", "places"), [(ORDERED, [0, 1, 2]), (SHUFFLED, [2, 0, 1])], ids=["ordered", "any"])
-def test_rows_of_all_keys_of_some_and_late_ones_come_to_their_places(owners: KeysByOwner, places: list[int]) -> None:
+def test_rows_of_all_keys_of_some_and_deferred_ones_come_to_their_places(
+    owners: KeysByOwner, places: list[int]
+) -> None:
     expected = np.empty_like(ROWS)
     expected[places] = ROWS
     found = [
@@ -90,7 +93,7 @@ def test_an_answer_that_does_not_fit_what_was_asked_for_is_refused(
 
 @pytest.mark.parametrize("owners", [ORDERED, SHUFFLED], ids=["ordered", "any"])
 @pytest.mark.parametrize(
-    "late",
+    "deferred",
     [
         (numbers(1),),  # as if the row were in place
         (NONE, ROWS[:0]),
@@ -101,8 +104,8 @@ def test_an_answer_that_does_not_fit_what_was_asked_for_is_refused(
     ],
     ids=repr,
 )
-def test_late_rows_that_are_not_the_ones_owed_are_refused(owners: KeysByOwner, late: tuple[Any, ...]) -> None:
-    result = pull_from(owners, (NONE, numbers(1), NONE, NOBODY, ROWS[[2, 0]], numbers(2, 0)), late)
+def test_deferred_rows_that_are_not_the_ones_owed_are_refused(owners: KeysByOwner, deferred: tuple[Any, ...]) -> None:
+    result = pull_from(owners, (NONE, numbers(1), NONE, NOBODY, ROWS[[2, 0]], numbers(2, 0)), deferred)
     assert isinstance(result, ProtocolError), result
 
 
@@ -111,11 +114,11 @@ def test_rows_looked_up_that_do_not_fit_are_refused(found: np.ndarray) -> None:
     joined, out = Joined(2), np.empty((3, 2), np.float32)
 
     async def play(session: Session) -> None:
-        session.handle("lookup", lambda message: None)
+        session.handle(MessageKind.LOOKUP, lambda message: None)
         if session.rank == 1:
-            session.send(0, "found", 1, table="t", arrays=(found,))
+            session.send(0, MessageKind.FOUND, 1, table="t", arrays=(found,))
             return
-        session.send(0, "found", 1, table="t", arrays=(ROWS[:0],))
+        session.send(0, MessageKind.FOUND, 1, table="t", arrays=(ROWS[:0],))
         keys = np.array([10, 11, 12], np.uint64)
         await client.lookup(session, 0, 0, "t", keys, ORDERED, out, client.at_once)
 

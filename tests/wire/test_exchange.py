@@ -17,7 +17,7 @@ from daskps.errors import CapacityError, NonFiniteError, PeerError, ProtocolErro
 from daskps.types import Field, RowLayout
 from daskps.wire.collective import mean_dense, sum_dense
 from daskps.wire.exchange import Buffers, Exchange, Shared, Touched, merge_replicas, tell
-from daskps.wire.message import Message
+from daskps.wire.message import Message, MessageKind
 from daskps.wire.session import WAITS, Session
 from tests.simulation.net import Joined, on_all
 
@@ -214,7 +214,7 @@ def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nod
 
 
 @pytest.mark.parametrize("kind", WAITS)
-def test_every_wait_for_a_peer_ends_and_names_node_stage_and_batch(kind: str) -> None:
+def test_every_wait_for_a_peer_ends_and_names_node_stage_and_batch(kind: MessageKind) -> None:
     joined = Joined(2, wait_seconds=10)
 
     async def wait(session: Session) -> tuple[Exception, float]:
@@ -258,7 +258,7 @@ def test_sums_that_make_no_sense_are_refused(spoil: Callable[..., Any], error: t
 def test_numbers_of_other_rows_than_are_held_together_are_refused(numbers: np.ndarray) -> None:
     async def step(session: Session) -> None:
         exchange = Exchange(session, 4, {"main": sharing([[1, 2, 3]] * 2, session.rank)}, Buffers(), ComputePool(1))
-        session.send(1 - session.rank, "numbers", 4, table="main", arrays=(numbers,))
+        session.send(1 - session.rank, MessageKind.POSITIONS, 4, table="main", arrays=(numbers,))
         await exchange.begin()
 
     for result in on_all(Joined(2), step):
@@ -278,24 +278,32 @@ def test_sums_of_other_tables_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "arrays"),
     [
-        ("touched", ()),
-        ("touched", (np.zeros(1, np.uint8),)),  # nine rows need two bytes; NumPy would take the rest for untouched
-        ("touched", (np.zeros(2, np.int8),)),
-        ("rows", (np.zeros((1, 2), np.float32),)),  # NumPy would take it for every row
-        ("rows", (np.zeros((9, 2), np.float64),)),
-        ("rows", (np.zeros((9, 2), np.float32),) * 2),
+        (MessageKind.TOUCHED, ()),
+        (
+            MessageKind.TOUCHED,
+            (np.zeros(1, np.uint8),),
+        ),  # nine rows need two bytes; NumPy would take the rest for untouched
+        (MessageKind.TOUCHED, (np.zeros(2, np.int8),)),
+        (MessageKind.REPLICAS, (np.zeros((1, 2), np.float32),)),  # NumPy would take it for every row
+        (MessageKind.REPLICAS, (np.zeros((9, 2), np.float64),)),
+        (MessageKind.REPLICAS, (np.zeros((9, 2), np.float32),) * 2),
     ],
     ids=repr,
 )
-def test_rows_to_merge_that_do_not_fit_are_refused(kind: str, arrays: tuple[np.ndarray, ...]) -> None:
+def test_rows_to_merge_that_do_not_fit_are_refused(kind: MessageKind, arrays: tuple[np.ndarray, ...]) -> None:
     held = [list(range(9))] * 2
     layout = RowLayout((Field("embedding", 2),))
 
     async def step(session: Session) -> None:
         exchange = await begun(session, 4, {"main": sharing(held, session.rank)})
         if session.rank == 1:
-            session.send(0, "touched", 4, arrays=arrays if kind == "touched" else (np.full(2, 255, np.uint8),))
-            session.send(0, "rows", 4, arrays=arrays)
+            session.send(
+                0,
+                MessageKind.TOUCHED,
+                4,
+                arrays=arrays if kind is MessageKind.TOUCHED else (np.full(2, 255, np.uint8),),
+            )
+            session.send(0, MessageKind.REPLICAS, 4, arrays=arrays)
             return
         await exchange.merge_rows(
             0, {"main": np.ones(9, np.bool_)}, {"main": layout}, lambda _, rows: np.zeros((len(rows), 2), np.float32)
@@ -329,7 +337,7 @@ def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
         if session.rank == 0:
             session.fail(CapacityError("the table is full"))
             return
-        await session.receive("sums", 1, 3 - session.rank)
+        await session.receive(MessageKind.SUMS, 1, 3 - session.rank)
 
     results = on_all(joined, step)
     for result in results[1:]:
@@ -337,7 +345,7 @@ def test_one_failing_node_stops_those_who_wait_for_others_too() -> None:
         assert "node 0 stopped at batch 0: CapacityError: the table is full" in str(result)
 
 
-def test_one_node_alone_stops_when_its_epoch_has_ended() -> None:
+def test_one_node_alone_stops_when_its_incarnation_has_ended() -> None:
     async def step(session: Session) -> None:
         exchange = await begun(session, 0, {"main": sharing([[1]], 0)})
         session.close()
@@ -345,25 +353,27 @@ def test_one_node_alone_stops_when_its_epoch_has_ended() -> None:
 
     (result,) = on_all(Joined(1), step)
     assert isinstance(result, PeerError)
-    assert "has closed epoch 1" in str(result)
+    assert "has closed incarnation 1" in str(result)
 
 
-@pytest.mark.parametrize(("run", "epoch"), [("other", 1), ("run", 0), ("run", 2)])
-def test_a_message_of_another_run_or_epoch_raises(run: str, epoch: int) -> None:
+@pytest.mark.parametrize(("run", "incarnation"), [("other", 1), ("run", 0), ("run", 2)])
+def test_a_message_of_another_run_or_incarnation_raises(run: str, incarnation: int) -> None:
     session = Joined(2).sessions[0]
-    with pytest.raises(StaleError, match=f"from node 1 of run '{run}', epoch {epoch}, batch 5"):
-        session.deliver(Message("sums", run, epoch, 1, 5))
+    with pytest.raises(
+        StaleError, match=f"message sums of batch 5, step 0, from node 1, of run '{run}', incarnation {incarnation}: "
+    ):
+        session.deliver(Message(MessageKind.SUMS, run, incarnation, 1, 5))
 
 
 def test_a_message_of_a_batch_that_is_over_or_that_comes_twice_raises() -> None:
     session = Joined(2).sessions[0]
     session.close_batch(3)
-    with pytest.raises(StaleError, match="has ended batch 3, but got a 'sums' of batch 3"):
-        session.deliver(Message("sums", "run", 1, 1, 3))
-    session.deliver(Message("sums", "run", 1, 1, 4))
-    with pytest.raises(ProtocolError, match="twice"):
-        session.deliver(Message("sums", "run", 1, 1, 4))
-    with pytest.raises(ProtocolError, match="nobody took"):
+    with pytest.raises(StaleError, match="has ended batch 3, but got a message sums of batch 3, step 0, from node 1"):
+        session.deliver(Message(MessageKind.SUMS, "run", 1, 1, 3))
+    session.deliver(Message(MessageKind.SUMS, "run", 1, 1, 4))
+    with pytest.raises(ProtocolError, match="node 0 got twice: message sums of batch 4"):
+        session.deliver(Message(MessageKind.SUMS, "run", 1, 1, 4))
+    with pytest.raises(ProtocolError, match="ends batch 4, but nothing has received: message sums of batch 4"):
         session.close_batch(4)
 
 

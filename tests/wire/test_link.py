@@ -109,7 +109,7 @@ class Node:
     def _train(self, batch: int, first: int, pulled: Any, rows: np.ndarray, before: dict[int, np.ndarray]) -> Any:
         self.link.wait_deferred(pulled, {"0": rows})
         keys = pulled["0"].keys.tolist()
-        for place in pulled["0"].copied.tolist():
+        for place in pulled["0"].forwarded.tolist():
             rows[place] = before[keys[place]]
         places, bits = {key: place for place, key in enumerate(keys)}, rows.view(np.uint32)
         exchange = self.link.exchange(batch, pulled)

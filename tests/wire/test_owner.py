@@ -8,7 +8,7 @@ import pytest
 
 from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError, TrainingError
 from daskps.wire.client import at_once, hash_rows
-from daskps.wire.message import Message
+from daskps.wire.message import Message, MessageKind
 from daskps.wire.owner import Owner
 from daskps.wire.session import Session
 from tests.simulation.net import Joined, on_all
@@ -53,16 +53,22 @@ def serving(play: Callable[[Session, Owner], Awaitable[Any]], error: Exception |
     return on_all(Joined(2, wait_seconds=10), main, ranks=[0])[0]
 
 
-def said(kind: str, batch: int, sender: int = 1, *arrays: np.ndarray, table: str = "t", note: str = "") -> Message:
+def said(
+    kind: MessageKind, batch: int, sender: int = 1, *arrays: np.ndarray, table: str = "t", note: str = ""
+) -> Message:
     return Message(kind, "run", 1, sender, batch, table=table, note=note, arrays=arrays or (KEYS,))
 
 
 @pytest.mark.parametrize(
     ("messages", "error", "text"),
     [
-        ([said("pull", 3, table="x")], ProtocolError, "node 1 asks for table 'x'; there are t"),
-        ([said("pull", 3), said("pull", 3)], StaleError, "'pull' of batch 3, table 't', of node 1, came twice"),
-        ([said("push", 2)], StaleError, "came after that batch was over; batch 3 is on"),
+        ([said(MessageKind.PULL, 3, table="x")], ProtocolError, "node 1 asks for table 'x'; there are t"),
+        (
+            [said(MessageKind.PULL, 3), said(MessageKind.PULL, 3)],
+            StaleError,
+            "message pull of batch 3, step 0, table 't', from node 1 came twice",
+        ),
+        ([said(MessageKind.PUSH, 2)], StaleError, "came after that batch was over; batch 3 is on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -79,15 +85,18 @@ def test_who_asks_out_of_turn_is_refused_and_named(messages: list[Message], erro
 async def failed(session: Session) -> DaskpsError:
     """What has stopped the node, when it has."""
     with pytest.raises(DaskpsError) as raised:
-        await session.receive("anything", 99, 1)
+        await session.receive(MessageKind.FOUND, 99, 1)
     return raised.value
 
 
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        ([said("pull", 3, sender) for sender in (0, 1)], "node 0 cannot serve its rows: OSError('no such disk')"),
-        ([said("push", 3)], "node 0 cannot serve its rows: ValueError"),  # keys, but no rows
+        (
+            [said(MessageKind.PULL, 3, sender) for sender in (0, 1)],
+            "node 0 cannot serve its rows: OSError('no such disk')",
+        ),
+        ([said(MessageKind.PUSH, 3)], "node 0 cannot serve its rows: ValueError"),  # keys, but no rows
     ],
     ids=["disk", "push"],
 )
@@ -105,8 +114,8 @@ def test_what_goes_wrong_in_serving_stops_the_run(messages: list[Message], text:
 def test_a_lookup_while_batches_are_pushed_stops_the_run() -> None:
     async def play(session: Session, owner: Owner) -> DaskpsError:
         for message in [
-            *(said("push", batch, node, KEYS, ROW) for batch in (3, 4) for node in (0, 1)),
-            said("lookup", 3),
+            *(said(MessageKind.PUSH, batch, node, KEYS, ROW) for batch in (3, 4) for node in (0, 1)),
+            said(MessageKind.LOOKUP, 3),
         ]:
             session.deliver(message)
         return await failed(session)
@@ -119,7 +128,7 @@ def test_a_lookup_while_batches_are_pushed_stops_the_run() -> None:
 def test_replicas_that_differ_stop_the_run_and_the_row_is_named() -> None:
     async def play(session: Session, owner: Owner) -> DaskpsError:
         for node in (0, 1):
-            session.deliver(said("push", 3, node, KEYS, ROW, KEYS, hash_rows(ROW + np.float32(node))))
+            session.deliver(said(MessageKind.PUSH, 3, node, KEYS, ROW, KEYS, hash_rows(ROW + np.float32(node))))
         return await failed(session)
 
     result = serving(play)

@@ -21,9 +21,9 @@ from tornado.iostream import StreamClosedError
 
 from daskps.errors import PeerError, ProtocolError
 from daskps.wire.collective import sum_dense
-from daskps.wire.message import Message, decode, encode
+from daskps.wire.message import Message, MessageKind, decode, encode
 from daskps.wire.session import Member, Session
-from daskps.wire.transport import HELLO, HELLO_BYTES, MOST_WAITING, Connection, LoopThread, Transport, _Pieces
+from daskps.wire.transport import HELLO_BYTES, MOST_WAITING, Connection, LoopThread, Transport, _Pieces
 
 dtypes = st.sampled_from([np.uint8, np.uint32, np.int32, np.int64, np.uint64, np.float32, np.float64])
 arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=40))
@@ -38,7 +38,7 @@ async def decoded(parts: list[Any]) -> Message:
 def test_a_message_is_the_same_after_its_journey(sent: list[np.ndarray], note: str, large: bool) -> None:
     if large:
         sent.append(np.arange(20_000, dtype=np.int64))
-    message = Message("sums", "run", 3, 1, 2**40, -1, "tabelle ü", note, tuple(sent))
+    message = Message(MessageKind.SUMS, "run", 3, 1, 2**40, -1, "tabelle ü", note, tuple(sent))
     found = asyncio.run(decoded(encode(message)))
     fields = [name for name in Message.__dataclass_fields__ if name != "arrays"]
     assert [getattr(found, name) for name in fields] == [getattr(message, name) for name in fields]
@@ -51,22 +51,23 @@ def test_a_message_is_the_same_after_its_journey(sent: list[np.ndarray], note: s
 
 def test_arrays_that_are_not_contiguous_arrive_as_they_look() -> None:
     array = np.arange(24).reshape(4, 6)[::2, 1::2]
-    found = asyncio.run(decoded(encode(Message("x", "run", 1, 0, 0, arrays=(array,)))))
+    found = asyncio.run(decoded(encode(Message(MessageKind.SUMS, "run", 1, 0, 0, arrays=(array,)))))
     np.testing.assert_array_equal(found.arrays[0], array)
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        ("x", "run", 1, 0, 0, 0, "", ""),
-        ("x", "run", 1, 0, 0, 0, "", "", [("zz", [1])]),
-        ("x", "run", 1, 0, 0, 0, "", "", [("<i8", [-1, -1])]),
-        ("x", "run", 1, 0, 0, 0, "", "", [("<i8", [1 << 50])]),
-        ("x", "run", 1, 0, 0, 0, "", "", 7),
+        ("sums", "run", 1, 0, 0, 0, "", ""),
+        ("sums", "run", 1, 0, 0, 0, "", "", [("zz", [1])]),
+        ("sums", "run", 1, 0, 0, 0, "", "", [("<i8", [-1, -1])]),
+        ("sums", "run", 1, 0, 0, 0, "", "", [("<i8", [1 << 50])]),
+        ("sums", "run", 1, 0, 0, 0, "", "", 7),
+        ("no such kind", "run", 1, 0, 0, 0, "", "", [("<i8", [1])]),
         7,
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused_before_anything_is_allocated(header: Any) -> None:
+def test_an_invalid_header_is_refused_before_anything_is_allocated(header: Any) -> None:
     packed = msgpack.packb(header)
     with pytest.raises(ProtocolError):
         asyncio.run(decoded([struct.pack("<IQ", len(packed), 8) + packed + bytes(8)]))
@@ -74,7 +75,7 @@ def test_a_header_that_makes_no_sense_is_refused_before_anything_is_allocated(he
 
 def test_arrays_of_objects_are_refused_before_anything_is_unpickled() -> None:
     payload = pickle.dumps(print)
-    header = msgpack.packb(("x", "run", 1, 0, 0, 0, "", "", [("|O", [1])]))
+    header = msgpack.packb(("sums", "run", 1, 0, 0, 0, "", "", [("|O", [1])]))
     with pytest.raises(ProtocolError, match="numbers only"):
         asyncio.run(decoded([struct.pack("<IQ", len(header), 8) + header + payload]))
 
@@ -82,8 +83,8 @@ def test_arrays_of_objects_are_refused_before_anything_is_unpickled() -> None:
 def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(ProtocolError, match="no node of daskps"):
         asyncio.run(decoded([b"GET / HTTP/1.1\r\n\r\n"]))
-    header = msgpack.packb(("x", "run", 1, 0, 0, 0, "", "", [("<i8", [3])]))
-    with pytest.raises(ProtocolError, match="its arrays have others"):
+    header = msgpack.packb(("sums", "run", 1, 0, 0, 0, "", "", [("<i8", [3])]))
+    with pytest.raises(ProtocolError, match="but describes others"):
         asyncio.run(decoded([struct.pack("<IQ", len(header), 8) + header + bytes(8)]))
 
 
@@ -166,7 +167,7 @@ def test_a_message_that_nothing_can_be_made_of_ends_the_run(nodes: Callable[...,
     async def garble_or_wait(session: Session) -> None:
         if session.rank == 1:
             joined.transports[1]._connections[0].comm.stream.write(struct.pack("<IQ", len(packed), 0) + packed)
-        await session.receive("dense", 0, 1 - session.rank)
+        await session.receive(MessageKind.DENSE, 0, 1 - session.rank)
 
     results = joined.on_all(garble_or_wait)
     assert isinstance(results[0], ProtocolError)
@@ -197,7 +198,7 @@ def test_a_peer_that_is_gone_stops_those_who_wait_for_it(nodes: Callable[..., No
             for connection in joined.transports[1]._connections.values():
                 connection.comm.abort()
             return
-        await session.receive("sums", 0, 1)
+        await session.receive(MessageKind.SUMS, 0, 1)
 
     results = joined.on_all(wait_or_leave)
     assert isinstance(results[0], PeerError)
@@ -211,7 +212,7 @@ def test_a_peer_that_reads_nothing_does_not_keep_a_node_from_closing(nodes: Call
     joined.loops[1].call(stuck.wait)
 
     async def write_much_and_close() -> None:
-        joined.sessions[0].send(1, "rows", 0, arrays=(np.zeros(8_000_000),))
+        joined.sessions[0].send(1, MessageKind.REPLICAS, 0, arrays=(np.zeros(8_000_000),))
         await joined.transports[0].close()
 
     joined.loops[0].run(write_much_and_close())
@@ -225,18 +226,18 @@ def test_a_message_in_the_name_of_another_node_ends_the_run(nodes: Callable[...,
 
     async def lie_or_wait(session: Session) -> None:
         if session.rank == 0:
-            joined.transports[0].send(1, Message("sums", "run", 1, 1, 0))
-        await session.receive("sums", 0, 1 - session.rank)
+            joined.transports[0].send(1, Message(MessageKind.SUMS, "run", 1, 1, 0))
+        await session.receive(MessageKind.SUMS, 0, 1 - session.rank)
 
     results = joined.on_all(lie_or_wait)
-    assert "in the name of node 1" in str(results[1])
+    assert "in the name of another node: message sums of batch 0, step 0, from node 1" in str(results[1])
 
 
-def test_a_node_of_another_epoch_is_refused(nodes: Callable[..., Nodes]) -> None:
+def test_a_node_of_another_incarnation_is_refused(nodes: Callable[..., Nodes]) -> None:
     joined = nodes(2)
     told: list[Message] = []
 
-    async def late() -> None:
+    async def join_late() -> None:
         transport = Transport()
         member = Member("run", 0, 1, 2, wait_seconds=5.0)
         gone = asyncio.get_running_loop().create_future()
@@ -244,9 +245,9 @@ def test_a_node_of_another_epoch_is_refused(nodes: Callable[..., Nodes]) -> None
         await gone
         await transport.close()
 
-    asyncio.run(late())
-    assert [message.kind for message in told] == ["abort"]
-    assert "StaleError: no node of run 'run', epoch 0, rank 1 is wanted here" in told[0].note
+    asyncio.run(join_late())
+    assert [message.kind for message in told] == [MessageKind.ABORT]
+    assert "StaleError: no node of run 'run', incarnation 0, rank 1 is wanted here" in told[0].note
 
 
 @pytest.mark.parametrize("rank", [0, 1, 7])
@@ -255,15 +256,15 @@ def test_a_second_node_of_one_rank_or_one_of_no_rank_is_refused(nodes: Callable[
 
     async def intrude() -> Message:
         connection = Connection(await connect(joined.addresses[0], deserialize=False))
-        connection.write(Message(HELLO, "run", 1, rank, -1))
+        connection.write(Message(MessageKind.HELLO, "run", 1, rank, -1))
         async with asyncio.timeout(20.0):  # one that was let in would wait for ever
             answer = await connection.read()
         await connection.close()
         return answer
 
     answer = asyncio.run(intrude())
-    assert answer.kind == "abort"
-    assert f"StaleError: no node of run 'run', epoch 1, rank {rank} is wanted here" in answer.note
+    assert answer.kind is MessageKind.ABORT
+    assert f"StaleError: no node of run 'run', incarnation 1, rank {rank} is wanted here" in answer.note
     results = joined.on_all(lambda session: sum_dense(session, 0, 0, np.ones(3, np.int64)))
     assert all((result == 2).all() for result in results)
 
@@ -288,20 +289,20 @@ def test_a_stranger_is_told_nothing_of_the_run(nodes: Callable[..., Nodes]) -> N
 
     async def ask() -> Message:
         connection = Connection(await connect(joined.addresses[0], deserialize=False))
-        connection.write(Message(HELLO, "a guess", 7, 1, -1))
+        connection.write(Message(MessageKind.HELLO, "a guess", 7, 1, -1))
         answer = await connection.read()
         await connection.close()
         return answer
 
     answer = asyncio.run(ask())
     assert "'run'" not in answer.note
-    assert "epoch 1" not in answer.note
+    assert "incarnation 1" not in answer.note
 
 
 def test_a_large_hello_is_not_even_read(nodes: Callable[..., Nodes]) -> None:
     joined, process = nodes(2), psutil.Process()
     shape = (150_000_000,)
-    header = msgpack.packb((HELLO, "no run", 1, 1, -1, 0, "", "", [("|u1", shape)]))
+    header = msgpack.packb((MessageKind.HELLO, "no run", 1, 1, -1, 0, "", "", [("|u1", shape)]))
 
     async def send() -> bool:
         connection = Connection(await connect(joined.addresses[0], deserialize=False))
@@ -324,7 +325,7 @@ def test_a_long_header_is_no_hello(nodes: Callable[..., Nodes]) -> None:
 
     async def send() -> bool:
         connection = Connection(await connect(joined.addresses[0], deserialize=False))
-        connection.write(Message(HELLO, "run", 1, 1, -1, note="x" * HELLO_BYTES))
+        connection.write(Message(MessageKind.HELLO, "run", 1, 1, -1, note="x" * HELLO_BYTES))
         return await closed(connection)
 
     assert asyncio.run(send())
