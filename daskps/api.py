@@ -19,16 +19,14 @@ from daskps.build import synthetic
 from daskps.config import Job, make_job
 from daskps.device.device import chosen_backend
 from daskps.device.pool import ComputePool
-from daskps.driver.dask import Workers
+from daskps.driver.dask import WORKER_SECONDS, DaskBackend, client_for, event_loop, run_job, variable_names
 from daskps.driver.driver import Outcome
-from daskps.driver.run import WORKER_SECONDS, client_for, event_loop
-from daskps.driver.run import train as train_flow
 from daskps.errors import ArgumentError, BackendError
 from daskps.node.memory import check_memory
 from daskps.reports import Progress
 from daskps.version import __version__
+from daskps.view.dask import Live, collect_on
 from daskps.view.figures import Record, figures_of
-from daskps.view.live import Live, collect_on
 from daskps.view.log import log_batch, log_event
 from daskps.view.report import write_report
 
@@ -143,7 +141,7 @@ def train(
 
         log_event("start", f"training {job.name} into {job.out}", job=job.name, out=job.out)
         try:
-            outcome = train_flow(
+            outcome = run_job(
                 job,
                 client=connected,
                 on_progress=tell,
@@ -282,9 +280,9 @@ def preferred_workers(client: Client, job: Job) -> dict[str, Any]:
 
     The process of any other worker would end on this task, one worker after the other.
     """
-    workers = Workers(client, job.cluster.wait_seconds)
-    present = workers.present()
-    strangers = workers.strangers(present)
+    backend = DaskBackend(client, job.cluster.wait_seconds)
+    present = backend.present()
+    strangers = backend.strangers(present)
     if present and len(strangers) == len(present):
         named = ", ".join(f"{worker} ({why})" for worker, why in strangers.items())
         raise BackendError(f"no worker can run the driver: {named}; install this daskps on the workers")
@@ -302,14 +300,8 @@ def find(name: str, client: Client) -> Submission:
 
 def _names(client: Client) -> list[str]:
     """Return the names of all runs that were submitted."""
-    listed = client.run_on_scheduler(_variables)
-    return sorted(name.removeprefix("daskps/").removesuffix("/driver") for name in listed)
-
-
-def _variables(dask_scheduler: Any) -> list[str]:
-    """Return the names of the Dask variables that hold drivers. Runs on the scheduler."""
-    names = dask_scheduler.extensions["variables"].variables
-    return [name for name in names if name.startswith("daskps/") and name.endswith("/driver")]
+    drivers = [name for name in variable_names(client) if name.startswith("daskps/") and name.endswith("/driver")]
+    return sorted(name.removeprefix("daskps/").removesuffix("/driver") for name in drivers)
 
 
 def _variable(name: str, kind: str, client: Client) -> Variable:

@@ -219,7 +219,7 @@ class BatchReport:
     counts: dict[str, float]  # counters (keys, hits, misses, bytes, ...), summed over tables
     metrics: dict[str, float]  # of the current pass so far; "pass" is its number, from 1
     levels: dict[str, float] = field(default_factory=dict)  # rows and bytes in each tier when the batch was pushed
-    receipts: dict[str, Any] = field(default_factory=dict)  # digests of a prepared snapshot, by table
+    digests: dict[str, Any] = field(default_factory=dict)  # by table: digests of a prepared snapshot's files
     # Skipped examples since the start: by reason, their number and the first place.
     bad_rows: dict[str, tuple[int, str]] = field(default_factory=dict)
     rows_read: int = 0  # examples read since the start, including skipped ones

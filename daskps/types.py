@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -112,6 +113,17 @@ class Batch:
             example_weights=None if self.example_weights is None else self.example_weights[start:stop],
             bad=None if self.bad is None else self.bad[start:stop],
         )
+
+
+class Stage(StrEnum):
+    """Stages of a batch, in their order. Each is one Dask task per node and batch."""
+
+    READ = "read"
+    DEDUP = "dedup"
+    PULL = "pull"
+    LOAD = "load"
+    TRAIN = "train"
+    PUSH = "push"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,9 @@ from daskps.node.begin import placement_of
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Batch, Floats, Int32s, Keys, WorkingSet
 from daskps.wire.collective import sum_dense
-from daskps.wire.link import ListenOptions
 from daskps.wire.message import MessageKind
 from daskps.wire.session import Member, Session
-from daskps.wire.transport import LoopThread, Transport
+from daskps.wire.transport import ListenOptions, LoopThread, Transport
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 from daskps import make_job, open_model
 from daskps.build import synthetic
 from daskps.device.pool import ComputePool
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 
 BINS = (2**18, 2**16, 2**14, 2**12)
 
@@ -48,7 +48,7 @@ def main() -> None:
     for name, kind, bins in runs:
         with tempfile.TemporaryDirectory() as out:
             job = make_job(settings(examples, kind, bins) | {"out": out})
-            progress = train(job).progress
+            progress = run_job(job).progress
             with open_model(out) as model:
                 rows = model.statistics()["tables"]["main"]["rows"]
         lines.append((name, progress.validations[-1].metrics["auc"], rows * job.tables["main"].dimension))

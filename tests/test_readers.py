@@ -22,9 +22,8 @@ from distributed import Client
 
 import daskps
 from daskps.config import make_job
+from daskps.driver.dask import local_workers, run_job
 from daskps.driver.driver import Outcome
-from daskps.driver.run import local_workers
-from daskps.driver.run import train as train_job
 from daskps.errors import CorruptionError, DaskpsError, LockedError, SnapshotError, StoreError
 from daskps.model import compact, drop_snapshots
 from daskps.reports import Progress
@@ -58,7 +57,7 @@ def train(client: Client) -> Train:
     def run(path: Path, passes: int, **options: Any) -> Outcome:
         every = {"minibatch_examples": 500, "batch_examples": 500, "snapshot_every_batches": 1, "keep_snapshots": 1}
         job = make_job({**JOB, "out": str(path), "train": every | {"epochs": passes}})
-        return train_job(job, client=client, **options)
+        return run_job(job, client=client, **options)
 
     return run
 

@@ -16,11 +16,11 @@ from typing import Any, TextIO
 
 import click
 
-from daskps.api import train as run_job
+from daskps import api
 from daskps.cli.command import EXIT_CODE_HELP, INTERRUPTED, STOPPED, bad_rows_facts, bad_rows_value, command, facts
 from daskps.config import read_job
+from daskps.driver.dask import WORKER_SECONDS
 from daskps.driver.driver import Outcome
-from daskps.driver.run import WORKER_SECONDS
 from daskps.errors import ConfigError
 from daskps.node.begin import check_empty
 from daskps.reports import Progress
@@ -33,7 +33,7 @@ UP_AND_CLEAR = "\x1b[1A\r\x1b[2K"  # terminal codes: one line up, clear that lin
 BAR_CELLS = 24  # characters of the bar on a wide terminal
 
 
-class Bar:
+class ProgressBar:
     """Progress bar of two lines on a terminal."""
 
     def __init__(self, out: TextIO = sys.stderr) -> None:
@@ -187,10 +187,10 @@ def train(
         raise ConfigError(f"the cluster at {scheduler} has its own dashboard: leave out --dashboard")
     if dashboard is not None and not dashboard.rpartition(":")[2].isdecimal():
         raise ConfigError(f"--dashboard is where it listens, a port or host:port, for example :8787; got {dashboard!r}")
-    bar = Bar()
+    bar = ProgressBar()
     on_terminal = sys.stderr.isatty()
     with logs(on_terminal, log_path), Interrupt(bar.say) as interrupt, closing(bar):
-        outcome = run_job(
+        outcome = api.train(
             checked,
             client=scheduler,
             on_progress=bar.show if on_terminal else None,

@@ -1,7 +1,9 @@
-"""Dask as the cluster of a driver: suitable workers, claims on them, and tasks pinned to one worker and one stage.
+"""Dask as the cluster of a driver: suitable workers, claims on them, tasks pinned to one worker and one stage.
 
-Input: a Dask client. Output: `Workers`, the `Cluster` of a real run. All claims of workers are in one table on the
-scheduler, so no two runs ever have the same worker.
+Input: a job, and a Dask client or none. Output: `DaskBackend`, the `ClusterBackend` of a real run, and `run_job`, which
+drives a job on it. Without a client, a local cluster is made: one node runs in this process, several in processes of
+their own. All claims of workers are in one table on the scheduler, so no two runs ever have the same worker. No other
+module of this folder imports Dask.
 """
 
 from __future__ import annotations
@@ -10,21 +12,32 @@ import asyncio
 import contextlib
 import functools
 import logging
+import multiprocessing
+import signal
 import threading
 import time
-from collections.abc import Collection, Coroutine, Sequence
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar, cast
 
+import dask.config
 from dask.base import annotate
-from distributed import Client, Future, Scheduler, get_worker
+from distributed import Client, Future, LocalCluster, Scheduler, get_worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import KilledWorker
+from distributed.utils import LoopRunner, sync
 
+from daskps.config import Job, make_job
+from daskps.driver.driver import Outcome, drive
 from daskps.driver.tasks import Task, WorkerClaim
 from daskps.errors import BackendError, PeerError, TrainingError
-from daskps.node.dask import OPEN_MODEL, STAGES, THREADS, enter, leave, spare, unspare
-from daskps.node.stages import run_control, run_stage
+from daskps.node.dask import CONTROL, THREADS, enter, leave, spare, unspare
+from daskps.node.stages import Request, run_request, run_stage
+from daskps.reports import Progress
+from daskps.types import Stage
 from daskps.version import NUMERICS, __version__
 
 Build = dict[str, str]  # identifies the code of a process, as far as results depend on it
@@ -63,7 +76,7 @@ def stranger_because(build: Build | Exception | None, mine: Build) -> str:
 logger = logging.getLogger("daskps.wire")
 
 NAME = "daskps-claims"  # of the scheduler plugin
-ENDED = frozenset({"memory", "erred", "forgotten"})  # states of a Dask task that has ended
+ENDED = frozenset({"memory", "erred", "forgotten"})  # Dask's states of a task that has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +266,10 @@ async def release_workers(run: str, dask_scheduler: Scheduler) -> None:
 
 
 T = TypeVar("T")
-CONTROL = "control"
 
 
-class Workers:
-    """Workers behind a Dask client. The scheduler may take up to `wait_seconds` to answer."""
+class DaskBackend:
+    """Workers of a Dask client, as a `ClusterBackend`. The scheduler may take up to `wait_seconds` to answer."""
 
     def __init__(self, client: Client, wait_seconds: float) -> None:
         self._client, self._wait_seconds = client, wait_seconds
@@ -352,19 +364,17 @@ class Workers:
         }
         return {worker: now - since for worker, (_, since) in self._heard.items()}
 
-    def submit(self, worker: str, stage: str, run: str, *values: Any) -> Task:
-        """Start a task on one worker: `run_stage` for a stage of a batch, `run_control` for everything else."""
+    def submit(self, worker: str, task: Stage | Request, run: str, *values: Any) -> Task:
+        """Start a task on one worker, in the executor of its stage."""
         self._count += 1
-        staged = stage in STAGES and stage != CONTROL
-        name = f"daskps-{stage if staged else CONTROL}"
-        executor = "default" if stage == OPEN_MODEL or worker not in self._prepared else name
+        name = f"daskps-{task if isinstance(task, Stage) else CONTROL}"
+        # HOLDING is answered whatever else the worker is doing.
+        executor = "default" if task is Request.HOLDING or worker not in self._prepared else name
         # Dask groups tasks by `name`. The time is text, because Bokeh cannot draw large integers.
         key = (name, run, f"{time.time_ns():x}", self._count)
-        values = (stage, *values) if staged else (stage, run, *values)
+        call = (run_stage, task, *values) if isinstance(task, Stage) else (run_request, task, run, *values)
         with annotate(executor=executor):
-            future: Future[Any] = self._client.submit(
-                run_stage if staged else run_control, *values, key=key, pure=False, workers=[worker], retries=0
-            )
+            future: Future[Any] = self._client.submit(*call, key=key, pure=False, workers=[worker], retries=0)
         return cast(Task, future)
 
     def watch(self, task: Task) -> None:
@@ -381,10 +391,17 @@ class Workers:
         """Return the result of an ended task, or raise its error; TimeoutError if it does not come in `seconds`."""
         try:
             return cast("Future[Any]", task).result(timeout=seconds)
+        except KilledWorker as error:
+            raise PeerError(str(error)) from None
         except OSError:
             if task.status == "error":
                 raise
             raise TimeoutError from None  # the scheduler, or the worker with the result, does not answer
+
+    def error(self, task: Task) -> BaseException | None:
+        """Return the error of a task that has ended with one; None for any other task."""
+        found = cast("Future[Any]", task).exception() if task.status == "error" else None
+        return PeerError(str(found)) if isinstance(found, KilledWorker) else found
 
     async def sleep(self, seconds: float) -> None:
         """Block for `seconds`."""
@@ -405,8 +422,179 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("the coroutine waits for an event loop")
 
 
+def variable_names(client: Client) -> list[str]:
+    """Return the names of all Dask variables on the scheduler of `client`."""
+    names: list[str] = client.run_on_scheduler(_variable_names)
+    return names
+
+
+def _variable_names(dask_scheduler: Scheduler) -> list[str]:
+    """Return the names of all Dask variables. Runs on the scheduler."""
+    return list(dask_scheduler.extensions["variables"].variables)
+
+
 def _own_task() -> Any:
     """Return the key of the Dask task that runs this code (the driver of a submitted run); None outside a task."""
     with contextlib.suppress(ValueError, KeyError):
         return get_worker().get_current_task()
     return None
+
+
+# Dask's configuration for local clusters.
+LOCAL_SETTINGS = {
+    # After this time a LocalCluster removes a lost worker for good. Its nanny restarts it, so do not remove it.
+    "distributed.deploy.lost-worker-timeout": "1 day",
+    # Dask samples stacks every 10 ms and ticks every 20 ms, holding the GIL: a tenth of a small run's time.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+}
+
+REST_SECONDS = 0.05  # wait before an event loop ends; longer than the 10 ms after which a Dask connection sends again
+
+
+@contextlib.contextmanager
+def client_for(nodes: int, given: Client | str | None = None, dashboard_address: str | None = None) -> Iterator[Client]:
+    """Yield the given client, or one of a new local cluster that is closed afterwards.
+
+    The local cluster has a dashboard if `dashboard_address` is given.
+    """
+    if isinstance(given, Client):
+        yield given
+    elif given is not None:
+        with event_loop() as loop:
+            try:
+                client = Client(given, loop=loop, set_as_default=False)
+            except OSError as error:
+                words = f"no Dask scheduler answers at {given}: {error}; check the address, or start one"
+                raise PeerError(words) from None
+            with client:
+                yield client
+    else:
+        quiet = {"silence_logs": logging.CRITICAL}  # errors of tasks are raised to the caller; do not log them too
+        if nodes > 1 and getattr(multiprocessing.current_process(), "_inheriting", False):
+            # This is a worker process that imports the script it was started from, and the script trains on import. A
+            # process in this state cannot start processes; its parent reports the error.
+            raise SystemExit(1)
+        with contextlib.ExitStack() as stack:
+            try:
+                workers = local_workers(nodes, processes=nodes > 1, dashboard_address=dashboard_address, **quiet)
+                client = stack.enter_context(workers)
+            except RuntimeError as error:
+                if "failed to start" not in str(error):
+                    raise
+                raise PeerError(
+                    f"the processes of {nodes} nodes did not start; a script that trains on more than one node must do "
+                    'so under `if __name__ == "__main__":`, because every process imports it'
+                ) from None
+            yield client
+
+
+@contextlib.contextmanager
+def local_workers(
+    count: int, *, processes: bool, dashboard_address: str | None = None, **options: Any
+) -> Iterator[Client]:
+    """Yield a client of `count` local workers, in this process or each in its own; close them afterwards."""
+    with dask.config.set(LOCAL_SETTINGS), event_loop() as loop:
+        if processes:
+            sync(loop, _block_ctrl_c)
+        with (
+            LocalCluster(
+                n_workers=count,
+                processes=processes,
+                threads_per_worker=THREADS,
+                memory_limit=0,
+                loop=loop,
+                dashboard_address=dashboard_address,
+                worker_dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": dashboard_address or ":0"},  # 8787 may be in use
+                **options,
+            ) as cluster,
+            Client(cluster, set_as_default=False) as client,
+        ):
+            yield client
+            if not processes:
+                sync(loop, _close_worker_clients, cluster)
+
+
+async def _close_worker_clients(cluster: LocalCluster) -> None:
+    """Close the clients that tasks on these workers have asked for, such as the reader of a persisted DataFrame.
+
+    Dask leaves them open while another worker lives in this process. They would ask a scheduler that is gone, every two
+    seconds, and log an error each time.
+    """
+    for worker in cluster.workers.values():
+        if worker._client is not None:
+            await worker._client.close()
+
+
+@contextlib.contextmanager
+def event_loop() -> Iterator[Any]:
+    """Yield an event loop in its own thread; close clients and clusters before leaving the context.
+
+    Some of Dask's connections still wait to send again when they are closed. If the loop ended at that moment, asyncio
+    would print to stderr that a TimeoutError was never retrieved. So the loop ends REST_SECONDS later.
+    """
+    runner = LoopRunner()
+    runner.start()
+    try:
+        yield runner.loop
+    finally:
+        sync(runner.loop, asyncio.sleep, REST_SECONDS)
+        runner.stop()
+
+
+async def _block_ctrl_c() -> None:
+    """Block Ctrl-C in all processes started from this event loop, from their first instruction on.
+
+    A terminal sends SIGINT to the whole process group. The driver decides what to do with it, and needs its nodes for
+    a last snapshot; workers end when their parent process does. A thread's signal mask is inherited by the threads and
+    processes that it starts. This process still gets the signal in its main thread.
+    """
+    resource_tracker.ensure_running()  # otherwise multiprocessing starts it later, and clears the mask when it does
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+WORKER_SECONDS = 60.0  # wait for workers at the start: a cluster may still be starting them
+
+
+def _nothing(progress: Progress) -> None:
+    """Ignore progress."""
+
+
+def run_job(
+    job: Job | Mapping[str, Any],
+    *,
+    client: Client | str | None = None,
+    on_progress: Callable[[Progress], None] = _nothing,
+    should_stop: Callable[[], bool] = lambda: False,
+    frame: Any = None,
+    worker_seconds: float = WORKER_SECONDS,
+    accept_changed_data: bool = False,
+    resume: bool = True,
+) -> Outcome:
+    """Drive `job` to its end; `daskps.train` adds log, live pages and report, and explains the parameters.
+
+    When a worker is lost, the run goes back to its last snapshot by itself, at most `cluster.restarts` times without a
+    new snapshot.
+    """
+    job = job if isinstance(job, Job) else make_job(dict(job))
+    if client is not None:
+        job = job.with_whole_paths()
+    with client_for(job.cluster.nodes, client) as connected:
+        backend, run = DaskBackend(connected, job.cluster.wait_seconds), uuid.uuid4().hex[:12]
+        try:
+            return run_blocking(
+                drive(
+                    backend,
+                    job,
+                    run,
+                    on_progress=on_progress,
+                    should_stop=should_stop,
+                    frame=frame,
+                    seconds=worker_seconds,
+                    accept_changed_data=accept_changed_data,
+                    resume=resume,
+                )
+            )
+        finally:
+            backend.release(run)

@@ -1,9 +1,9 @@
 """The driver of a run: it plans batches, keeps a bounded number of them in flight as tasks, and publishes snapshots.
 
-Input: a cluster, a job, a callback for progress. Output: a trained model in its directory, and an `Outcome`. Only
-tokens and small counts pass through the driver; rows, keys and examples stay in the nodes. The same code runs in the
-client for `train`, as a Dask task for `submit`, and in the simulator of the tests. It always starts from the last
-snapshot, so it can be run again wherever it died.
+Input: a `ClusterBackend`, a job, a callback for progress. Output: a trained model in its directory, and an `Outcome`.
+Only ids of batches and small counts pass through the driver; rows, keys and examples stay in the nodes. The same code
+runs in the client for `train`, as a Dask task for `submit`, and in the simulator of the tests. It always starts from
+the last snapshot, so it can be run again wherever it died.
 
 Every stage of every batch is one task per node, pinned to its worker and to the stage's executor. A stage waits for the
 stage before it (same batch) and for itself (previous batch), so each kind of stage processes the batches in order. All
@@ -22,11 +22,12 @@ from typing import Any
 from daskps.build import judge_bad_rows
 from daskps.config import Job, Train, differences
 from daskps.driver.sizing import Sizer
-from daskps.driver.tasks import RETRYABLE, Cluster, Task, Tasks, claim_workers
+from daskps.driver.tasks import RETRYABLE, ClusterBackend, Task, Tasks, claim_workers
 from daskps.errors import BackendError, CapacityError, DataError, LockedError
 from daskps.node.begin import IncarnationStart, model_path
 from daskps.node.memory import steps_that_fit
-from daskps.node.node import NodeInfo
+from daskps.node.node import NodeInfo, Publication
+from daskps.node.stages import Request
 from daskps.reports import (
     BatchReport,
     Progress,
@@ -38,7 +39,7 @@ from daskps.reports import (
     validation_line,
 )
 from daskps.storage.record import encode, read_record
-from daskps.types import BatchId
+from daskps.types import BatchId, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Recording:
             await self._wait()
         due = self._tasks.cluster.time() - self._sent >= SEND_SECONDS
         if self._task is None and (due or len(self._lines) >= SEND_LINES):
-            self._task = self._tasks.start(0, "record", self._incarnation, *self._take())
+            self._task = self._tasks.start(0, Request.RECORD, self._incarnation, *self._take())
             self._tasks.cluster.watch(self._task)
 
     async def rest(self) -> tuple[list[str], int]:
@@ -121,7 +122,7 @@ REST = 19
 
 
 async def drive(
-    cluster: Cluster,
+    cluster: ClusterBackend,
     job: Job,
     run: str,
     *,
@@ -258,7 +259,7 @@ class Driver:
         self.incarnation = incarnation  # the run's previous one until `_open`, then its own; 0: none has begun yet
         self.progress = progress
         self._batch = progress.batch  # the last batch that has a number
-        self._last: dict[tuple[str, int], Task] = {}  # last task by (stage, rank): keeps the order within a stage
+        self._last: dict[tuple[Stage, int], Task] = {}  # last task by (stage, rank): keeps the order within a stage
         self._flights: dict[int, _PendingBatch] = {}  # by first step
         # Batches to start next: the pieces of a split batch and the batches after it. True: still to be read.
         self._pieces: list[tuple[BatchId, bool]] = []
@@ -290,7 +291,7 @@ class Driver:
             self._flights.clear()
             self._last.clear()  # Dask then forgets tasks that have not started
             self._watched.clear()
-            await self._tasks.run_best_effort(self._workers, "close", self.incarnation)
+            await self._tasks.run_best_effort(self._workers, Request.CLOSE, self.incarnation)
         return Outcome(opened.directory, self.progress.snapshot, self.progress, run=self._run, summary=summary)
 
     def _patience_lost(self) -> bool:
@@ -311,17 +312,18 @@ class Driver:
             logger.warning("%s; but the block of a model that is there is part of its result, and stays", idle)
         taken = {*self._workers, *self._tasks.cluster.held(self._run)}
         others = [worker for worker in self._tasks.able() if worker not in taken]
-        await self._tasks.run_best_effort(others, "release", self.incarnation, path, False)
-        await self._control("release", path, True)
+        await self._tasks.run_best_effort(others, Request.RELEASE, self.incarnation, path, False)
+        await self._ask(Request.RELEASE, path, True)
         shared, here = (len(self._workers), self._job, begun, self._frame), self._tasks.nodes_by_machine()
         opening = [
-            self._tasks.start(rank, "open", self.incarnation, rank, *shared, nodes) for rank, nodes in enumerate(here)
+            self._tasks.start(rank, Request.OPEN, self.incarnation, rank, *shared, nodes)
+            for rank, nodes in enumerate(here)
         ]
         answers: list[NodeInfo] = await self._tasks.results(opening)
         if len({answer.rows for answer in answers}) > 1:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
             raise DataError(f"nodes see different data, rows by node: {found}; all need the same files")
-        await self._control("join", [answer.address for answer in answers])
+        await self._ask(Request.JOIN, [answer.address for answer in answers])
         opened = replace(answers[0], read_steps=min(answer.read_steps for answer in answers))
         self._opened = opened
         self._sizer = Sizer(self._job, opened)
@@ -349,13 +351,13 @@ class Driver:
         A lock held by a node without a driver does not count: that node is closed after the incarnation has begun.
         """
         try:
-            return (await self._control("begin", self._job, False, self.resume, ranks=[0]))[0]  # type: ignore[no-any-return]
+            return (await self._ask(Request.BEGIN, self._job, False, self.resume, ranks=[0]))[0]  # type: ignore[no-any-return]
         except LockedError:
             holding, held = await self._tasks.holding(model_path(self._job)), self._tasks.cluster.held(self._run)
             here = [worker for worker, same in holding.items() if same]
             if not here or any(worker in held for worker in here):
                 raise
-        return (await self._control("begin", self._job, True, self.resume, ranks=[0]))[0]  # type: ignore[no-any-return]
+        return (await self._ask(Request.BEGIN, self._job, True, self.resume, ranks=[0]))[0]  # type: ignore[no-any-return]
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -380,7 +382,7 @@ class Driver:
                 self._step, units = stop, units - 1
             if not self._flights:
                 return not stopped
-            self._tasks.doing = self._oldest()
+            self._tasks.waiting_for = self._oldest()
             await self._take(await self._tasks.first(task for _, task in self._watched.values()))
 
     def _forget_tasks(self) -> None:
@@ -436,8 +438,8 @@ class Driver:
     def _start(self, token: BatchId, read: bool) -> None:
         """Start a batch: read its examples, unless an earlier read has them, and dedup its keys."""
         self._linked += 1
-        before = self._stage("read", token) if read else []
-        self._watch(token, self._stage("dedup", token, before))
+        before = self._stage(Stage.READ, token) if read else []
+        self._watch(token, self._stage(Stage.DEDUP, token, before))
 
     def _number(self, flight: _PendingBatch) -> None:
         """Number a batch whose distinct keys all nodes know, and start its other stages.
@@ -459,12 +461,12 @@ class Driver:
         # A pull reuses the buffers of the push `depth` batches before. That push has ended, because no batch is started
         # while `depth` are in flight. As an edge of Dask's graph it would make a cycle of task groups, which Dask's
         # pages cannot draw.
-        self._stage("load", token, self._stage("pull", token))
+        self._stage(Stage.LOAD, token, self._stage(Stage.PULL, token))
         # No edge from load to train: the train waits in the node. Dask's Groups page (2026.8) has groups in descending
         # order of names, and answers with HTTP 500 if a group comes before one that it depends on. The names of the
         # other stages are in the right order.
-        trained = self._stage("train", token)
-        self._watch(token, self._stage("push", token, trained), shares)
+        trained = self._stage(Stage.TRAIN, token)
+        self._watch(token, self._stage(Stage.PUSH, token, trained), shares)
 
     def _cut_into(self, steps: int) -> None:
         """Split the first unnumbered batch, which does not fit, into pieces of at most `steps` steps.
@@ -494,11 +496,11 @@ class Driver:
         self._warn(reports)
         await self._recording.add(self.progress.line)
         if token.snapshot:
-            receipts = [report.receipts for report in reports]
+            digests = [report.digests for report in reports]
             # A push ends when its node's partitions have prepared. Clocks of machines differ, so only durations count.
-            flushed = max(stage.seconds for report in reports for stage in report.stages if stage.stage == "push")
+            flushed = max(stage.seconds for report in reports for stage in report.stages if stage.stage == Stage.PUSH)
             begun = self._tasks.cluster.time() - max(0.0, flushed)
-            await self._publish(token.snapshot, token.batch, token.stop_step, receipts, begun)
+            await self._publish(token.snapshot, token.batch, token.stop_step, digests, begun)
         self._sizer.learn(reports)
         read = sum(report.rows_read for report in reports)
         judge_bad_rows(self._job, self._opened.rows // self._job.train.epochs, read, self.progress.bad_rows)
@@ -565,7 +567,7 @@ class Driver:
         """Evaluate the validation data, if there is any; keep a snapshot if it is the best so far."""
         if not self._opened.validation_rows:
             return
-        answers = await self._control("evaluate", self._batch)
+        answers = await self._ask(Request.EVALUATE, self._batch)
         self.progress.validations.append(found := Validation(self._batch, self.progress.position, answers[0]))
         await self._recording.add(validation_line(found, self._run, self.incarnation))
         patience = self._job.train.early_stopping_patience
@@ -592,7 +594,7 @@ class Driver:
                 "was set later; the model left is the last one",
                 best.batch,
             )
-        elif (await self._control("end_with", name, ranks=[0]))[0] == name:
+        elif (await self._ask(Request.END_WITH, name, ranks=[0]))[0] == name:
             self.progress.snapshot, self.progress.best = name, best
             self._on_progress(self.progress)
 
@@ -602,28 +604,28 @@ class Driver:
         if self.progress.snapshot == name or self._batch == self._opened.batch:
             return
         begun = self._tasks.cluster.time()
-        receipts = await self._control("prepare", name, self._batch)
-        await self._publish(name, self._batch, self._step, receipts, begun)
+        digests = await self._ask(Request.PREPARE, name, self._batch)
+        await self._publish(name, self._batch, self._step, digests, begun)
         self._on_progress(self.progress)
 
     async def _publish(
-        self, name: str, batch: int, stop_step: int, receipts: list[dict[str, Any]], begun: float
+        self, name: str, batch: int, stop_step: int, digests: list[dict[str, Any]], begun: float
     ) -> None:
         """Publish a snapshot that every node has prepared: one log entry commits it, then all nodes confirm it.
 
         `begun` is the time when the first node began to prepare, by the driver's clock.
         """
         merged: dict[str, Any] = {}
-        for part in receipts:
-            for table, digests in part.items():
-                merged.setdefault(table, {}).update(digests)
-        position = self._position(stop_step)
-        record = record_of(self.progress.validations, self._best_snapshot)
+        for part in digests:
+            for table, found in part.items():
+                merged.setdefault(table, {}).update(found)
+        progress = record_of(self.progress.validations, self._best_snapshot)
         rest = await self._recording.rest()  # the record up to a snapshot is durable with it
-        live = (await self._control("publish", name, batch, position, merged, record, *rest, ranks=[0]))[0]
+        snapshot = Publication(name, batch, self._position(stop_step), merged, progress, *rest)
+        live = (await self._ask(Request.PUBLISH, snapshot, ranks=[0]))[0]
         now = self._tasks.cluster.time()
         self._pace.publish(now, now - begun)
-        await self._control("confirm", live)
+        await self._ask(Request.CONFIRM, live)
         self.progress.snapshot = name
 
     def _warn(self, reports: list[BatchReport]) -> None:
@@ -652,8 +654,8 @@ class Driver:
         rest = await self._recording.rest()
         if not self.progress.line:  # nothing was trained
             return Summary()
-        await self._control("record", *rest, ranks=[0])
-        return (await self._control("summary", ranks=[0]))[0]  # type: ignore[no-any-return]
+        await self._ask(Request.RECORD, *rest, ranks=[0])
+        return (await self._ask(Request.SUMMARY, ranks=[0]))[0]  # type: ignore[no-any-return]
 
     def _name(self, batch: int) -> str:
         """Return the id of the snapshot after `batch`."""
@@ -661,13 +663,15 @@ class Driver:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    async def _control(self, verb: str, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
-        """Send a control request to every node (or `ranks`) and return the answers by rank."""
+    async def _ask(self, request: Request, *values: Any, ranks: Iterable[int] | None = None) -> list[Any]:
+        """Send a request to every node (or `ranks`) and return the answers by rank."""
         ranks = range(len(self._workers)) if ranks is None else ranks
-        self._tasks.doing = f"stage {verb}, after batch {self._batch}"
-        return await self._tasks.results([self._tasks.start(rank, verb, self.incarnation, *values) for rank in ranks])
+        self._tasks.waiting_for = f"stage {request}, after batch {self._batch}"
+        return await self._tasks.results(
+            [self._tasks.start(rank, request, self.incarnation, *values) for rank in ranks]
+        )
 
-    def _stage(self, stage: str, token: BatchId, before: list[Task] | None = None) -> list[Task]:
+    def _stage(self, stage: Stage, token: BatchId, before: list[Task] | None = None) -> list[Task]:
         """Start the tasks of one stage, one per node: each after `before` and after the stage's previous batch."""
         futures = []
         for rank in range(len(self._workers)):

@@ -1,6 +1,7 @@
 """Tasks of a driver: claim workers, start tasks on them, wait for results, notice lost workers and find the cause.
 
-Input: a `Cluster` (Dask's, or the tests' simulator). Output: results of tasks by rank, or the error that ended the run.
+Input: a `ClusterBackend` (Dask's, or the tests' simulator). Output: results of tasks by rank, or the error that ended
+the run.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from distributed.scheduler import KilledWorker
-
 from daskps.errors import BackendError, LockedError, PeerError, StaleError
-from daskps.node.dask import OPEN_MODEL, THREADS
+from daskps.node.dask import THREADS
+from daskps.node.stages import Request
+from daskps.types import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,7 @@ class WorkerClaim:
 
 logger = logging.getLogger("daskps.driver")
 
-RETRYABLE = (
-    PeerError,
-    StaleError,
-    LockedError,
-    KilledWorker,
-    CancelledError,
-)  # retryable: a new incarnation may succeed
+RETRYABLE = (PeerError, StaleError, LockedError, CancelledError)  # errors after which a new incarnation may succeed
 LOOK_SECONDS = 1.0  # interval between checks that all workers are alive
 CAUSE_SECONDS = 2.0  # wait for the error of the node that stopped the others
 CLOSE_SECONDS = 30.0  # wait for a node to finish its current stage
@@ -44,25 +39,50 @@ QUIET_SECONDS = 5.0  # workers silent for longer are skipped in best-effort call
 
 
 class Task(Protocol):
-    """Task on a node. A `distributed.Future` is one."""
+    """Task on a worker. A `distributed.Future` is one."""
 
     @property
-    def key(self) -> Any: ...
+    def key(self) -> Any:
+        """Identity of the task."""
+        ...
+
     @property
-    def status(self) -> str: ...
-    def done(self) -> bool: ...
-    def exception(self) -> BaseException | None: ...
+    def status(self) -> str:
+        """State of the task: ``pending``, ``finished``, ``error``, or ``cancelled`` and ``lost`` (Dask)."""
+        ...
+
+    def done(self) -> bool:
+        """Return True if the task has ended, with a result or an error."""
+        ...
 
 
-class Cluster(Protocol):
-    """Interface to the workers that a driver uses; implemented by Dask (`driver.dask.Workers`) and by the simulator."""
+class ClusterBackend(Protocol):
+    """Workers and tasks as a driver needs them: Dask (`driver.dask.DaskBackend`), or the tests' simulator.
+
+    A task whose worker is lost may stay pending for ever, so the driver asks `present` now and then. Methods that wait
+    are coroutines: Dask's block, the simulator's run on its event loop. One driver uses one backend:
+
+        workers = backend.claim(run, nodes=2, model=path, fit=[*backend.present()]).workers
+        backend.prepare(run, workers)
+        read = backend.submit(workers[0], Stage.READ, run, token)
+        backend.watch(read)
+        while not read.done() and workers[0] in backend.present():
+            await backend.pause(1.0)
+        answer = await backend.fetch(read, 1.0)
+
+    tests/contracts/test_cluster_backends.py has what every implementation must do.
+    """
 
     def present(self) -> dict[str, float]:
         """Return the addresses of the workers, in order, and for each the seconds since its last heartbeat."""
         ...
 
-    def submit(self, worker: str, stage: str, run: str, *values: Any) -> Task:
-        """Start a stage or a control request on a worker, after the tasks that are among `values`."""
+    def submit(self, worker: str, task: Stage | Request, run: str, *values: Any) -> Task:
+        """Start a stage or a request on a worker, after the tasks that are among `values`.
+
+        If one of those fails, this one fails with the same error and does not run. Tasks of one stage, and requests,
+        run one at a time on a worker, in the order of their dependencies.
+        """
         ...
 
     def watch(self, task: Task) -> None:
@@ -77,7 +97,13 @@ class Cluster(Protocol):
         """Return the result of an ended task, or raise its error; TimeoutError if it does not come in `seconds`."""
         ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    def error(self, task: Task) -> BaseException | None:
+        """Return the error of a task that has ended with one; None for any other task."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`."""
+        ...
 
     def time(self) -> float:
         """Return a monotonic time in seconds."""
@@ -106,14 +132,14 @@ class Cluster(Protocol):
 class Tasks:
     """Tasks of one incarnation."""
 
-    def __init__(self, cluster: Cluster, workers: Sequence[str], run: str, wait_seconds: float) -> None:
+    def __init__(self, cluster: ClusterBackend, workers: Sequence[str], run: str, wait_seconds: float) -> None:
         self.cluster, self.workers, self.run = cluster, list(workers), run
         self._silence_seconds = wait_seconds + CAUSE_SECONDS  # longer: its peers know its stage and report it first
-        self.doing = ""  # what the driver waits for; part of error messages
+        self.waiting_for = ""  # what the driver waits for; part of error messages
 
-    def start(self, rank: int, stage: str, *values: Any) -> Task:
+    def start(self, rank: int, task: Stage | Request, *values: Any) -> Task:
         """Start a task on a node."""
-        return self.cluster.submit(self.workers[rank], stage, self.run, *values)
+        return self.cluster.submit(self.workers[rank], task, self.run, *values)
 
     async def results(self, tasks: Sequence[Task]) -> list[Any]:
         """Return the results, in order; raise the first error, or PeerError if a worker of the run is lost."""
@@ -133,7 +159,7 @@ class Tasks:
                 if task.done():
                     return task
             if not await self.cluster.pause(LOOK_SECONDS):
-                self.look()
+                self.check_alive()
 
     async def result(self, task: Task, others: Iterable[Task]) -> Any:
         """Return the result of an ended task, or raise its error.
@@ -146,9 +172,9 @@ class Tasks:
             except TimeoutError:  # its result was on a lost worker, and Dask would run the task again
                 if task.status == "error":
                     raise
-                self.look()
+                self.check_alive()
             except RETRYABLE as error:
-                self.look()
+                self.check_alive()
                 raise await self._cause(error, others) from None
 
     async def _cause(self, error: BaseException, others: Iterable[Task]) -> BaseException:
@@ -158,32 +184,32 @@ class Tasks:
             self.cluster.watch(other)
             while not other.done() and (left := until - self.cluster.time()) > 0:
                 await self.cluster.pause(left)
-            found: BaseException | None = other.exception() if other.status == "error" else None
+            found = self.cluster.error(other)
             if found is not None and not isinstance(found, RETRYABLE):
                 return found
         return error
 
-    def look(self) -> None:
+    def check_alive(self) -> None:
         """Raise PeerError if a worker of the run is gone or has been silent for too long."""
         there = self.cluster.present()
         for rank, worker in enumerate(self.workers):
             if worker not in there:
                 raise PeerError(
-                    f"node {rank}, {self.doing}: the worker {worker} is gone; look at its log, or its machine"
+                    f"node {rank}, {self.waiting_for}: the worker {worker} is gone; look at its log, or its machine"
                 )
             if there[worker] > self._silence_seconds:
                 raise PeerError(
-                    f"node {rank}, {self.doing}: the worker {worker} was not heard of for {there[worker]:.0f} s; it is "
-                    "stuck: look at its log and its machine, or raise cluster.wait_seconds"
+                    f"node {rank}, {self.waiting_for}: the worker {worker} has been silent for {there[worker]:.0f} s; "
+                    "it is stuck: look at its log and its machine, or raise cluster.wait_seconds"
                 )
 
-    async def run_best_effort(self, workers: Iterable[str], stage: str, *values: Any) -> dict[str, Any]:
+    async def run_best_effort(self, workers: Iterable[str], request: Request, *values: Any) -> dict[str, Any]:
         """Run a request on workers with best effort: skip silent ones, wait at most CLOSE_SECONDS, ignore errors.
 
         Return the answers by worker, of those that answered.
         """
         cluster = self.cluster
-        asked = {worker: cluster.submit(worker, stage, self.run, *values) for worker in self._lively(workers)}
+        asked = {worker: cluster.submit(worker, request, self.run, *values) for worker in self._lively(workers)}
         for task in asked.values():
             cluster.watch(task)
         until = cluster.time() + CLOSE_SECONDS
@@ -199,7 +225,7 @@ class Tasks:
 
     async def holding(self, path: str) -> dict[str, bool | None]:
         """Return for every worker True if it has the model at `path` open, False if another one, None if none."""
-        return await self.run_best_effort(self.able(), OPEN_MODEL, 0, path)
+        return await self.run_best_effort(self.able(), Request.HOLDING, 0, path)
 
     def able(self) -> list[str]:
         """Return all workers that may have a node.
@@ -222,7 +248,7 @@ class Tasks:
 
 
 async def claim_workers(
-    cluster: Cluster, nodes: int, run: str, model: str, seconds: float, should_stop: Callable[[], bool]
+    cluster: ClusterBackend, nodes: int, run: str, model: str, seconds: float, should_stop: Callable[[], bool]
 ) -> list[str]:
     """Wait for enough workers and claim them; return them by rank. From now on they belong to the run.
 

@@ -1,8 +1,9 @@
-"""Dask worker plugin that prepares a worker for a node: one executor per stage, and Dask's memory limits switched off.
+"""Dask's worker, for a node: one executor per stage, the plugin that holds the node, Dask's memory limits switched off.
 
 Input: a worker of any Dask cluster. Output: ``worker.executors`` with one single-threaded executor per stage (the
 paper's "one thread and one bounded queue per stage"), and a plugin that holds the node, whose state outlives the tasks.
-Only workers that a run has claimed (`daskps.driver.dask`) are changed. When the run leaves, all of it is undone.
+Only workers that a run has claimed (`daskps.driver.dask`) are changed. When the run leaves, all of it is undone. No
+other module of this folder imports Dask.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from weakref import WeakKeyDictionary
 
 import distributed
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.system import MEMORY_LIMIT
 
 from daskps.device.memory import keep_freed_memory, return_freed_memory
 from daskps.device.pool import lower_thread_priority
 from daskps.errors import StaleError
+from daskps.types import Stage
+from daskps.wire.transport import ListenOptions
 
-STAGES = ("read", "dedup", "pull", "load", "train", "push", "control")
-THREADS = len(STAGES) + 2  # `nthreads` of a worker: it runs at most that many tasks over all its executors
+CONTROL = "control"  # executor of all requests that are no stage
+EXECUTORS = (*Stage, CONTROL)
+THREADS = len(EXECUTORS) + 2  # `nthreads` of a worker: it runs at most that many tasks over all its executors
 NAME = "daskps"  # of the plugin
-OPEN_MODEL = "holding"  # the request "which model do you have open?"; a worker answers it whatever else it is doing
-AHEAD = ("read", "dedup", "pull", "load", "push")  # stages that work ahead of training or behind it: lower priority
+LOW_PRIORITY = tuple(stage for stage in Stage if stage is not Stage.TRAIN)  # they work ahead of training or behind it
+MACHINE_BYTES: int = MEMORY_LIMIT  # memory of this machine, or of its container
 FRACTIONS = ("memory_target_fraction", "memory_spill_fraction", "memory_pause_fraction")
-CLOSE_SECONDS = 60.0  # wait at most so long for the node of an earlier run to close
+CLOSE_SECONDS = 60.0  # longest wait for the node of an earlier run to close
 
 _changing: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()  # by worker: lock for entering and leaving runs
 # By nanny: its memory_terminate_fraction before, and the owners for which it is switched off.
@@ -33,7 +38,10 @@ _spared: WeakKeyDictionary[Any, tuple[Any, set[Any]]] = WeakKeyDictionary()
 
 
 class NodePlugin(WorkerPlugin):
-    """Worker plugin that holds the node and its executors. `owner` is the key of the claim on this worker."""
+    """Worker plugin that holds the node and its executors. `owner` is the key of the claim on this worker.
+
+    Tasks reach their worker through it; they use none of Dask's own objects.
+    """
 
     name = NAME
 
@@ -43,13 +51,30 @@ class NodePlugin(WorkerPlugin):
         self.opening: str | None = None  # path of the model whose node is being opened
         self._executors: dict[str, ThreadPoolExecutor] = {}
         self._fractions: dict[str, Any] = {}
+        self._worker: Any = None
+
+    @property
+    def address(self) -> str:
+        """Address of the worker; it begins with ``inproc`` if that is the user's own process."""
+        return str(self._worker.address)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Memory limit that Dask was given for this worker; None without one."""
+        limit: int | None = self._worker.memory_manager.memory_limit
+        return limit
+
+    def listen_options(self, protocol: str) -> ListenOptions:
+        """Return the options for the node's own connections (`cluster.protocol`)."""
+        return ListenOptions.of_worker(self._worker, protocol)
 
     def setup(self, worker: distributed.Worker) -> None:
         """Add the executors and switch off Dask's memory limits."""
-        for stage in STAGES:
-            first = lower_thread_priority if stage in AHEAD else None
-            executor = ThreadPoolExecutor(1, thread_name_prefix=f"daskps-{stage}", initializer=first)
-            self._executors[f"daskps-{stage}"] = executor
+        self._worker = worker
+        for name in EXECUTORS:
+            first = lower_thread_priority if name in LOW_PRIORITY else None
+            executor = ThreadPoolExecutor(1, thread_name_prefix=f"daskps-{name}", initializer=first)
+            self._executors[f"daskps-{name}"] = executor
         worker.executors.update(self._executors)
         keep_freed_memory()
         # A node keeps its own budgets. Dask would spill, pause or kill at limits that have nothing to do with them.
@@ -85,7 +110,7 @@ async def enter(owner: Any, dask_worker: distributed.Worker) -> None:
                     await dask_worker.plugin_remove(NAME)
             except TimeoutError:
                 raise StaleError(
-                    f"the worker {dask_worker.address} does not come to the end of an earlier run's node within "
+                    f"the worker {dask_worker.address} could not close the node of an earlier run within "
                     f"{CLOSE_SECONDS:g} s; look at its log, or restart it"
                 ) from None
         await dask_worker.plugin_add(NodePlugin(owner), catch_errors=False)
@@ -116,10 +141,16 @@ def unspare(owner: Any, dask_worker: distributed.Nanny) -> None:
         del _spared[dask_worker]
 
 
+def find_plugin() -> NodePlugin | None:
+    """Return the plugin of the worker that runs the calling task; None if no run has claimed the worker."""
+    plugin = distributed.get_worker().plugins.get(NAME)
+    return plugin if isinstance(plugin, NodePlugin) else None
+
+
 def plugin_here() -> NodePlugin:
     """Return the plugin of the worker that runs the calling task; raise StaleError if it has none."""
-    plugin = distributed.get_worker().plugins.get(NAME)
-    if not isinstance(plugin, NodePlugin):
+    plugin = find_plugin()
+    if plugin is None:
         raise StaleError(
             f"no node on the worker {distributed.get_worker().address}: the run has left it, or it was lost and "
             "restarted; the driver starts the run again from its last snapshot"

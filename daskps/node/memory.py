@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from distributed.system import MEMORY_LIMIT
 
 from daskps import budget
 from daskps.budget import (
@@ -34,6 +33,7 @@ from daskps.hbm.table import TableSpec
 from daskps.mem.memps import MemPS
 from daskps.nn import engine
 from daskps.node.batches import NodeBatch, NodeTable
+from daskps.node.dask import MACHINE_BYTES
 from daskps.reports import Forecast, Growth
 from daskps.ssd.format import default_file_rows
 from daskps.types import Batch
@@ -208,7 +208,7 @@ def check_memory(job: Job, *, on_cpu: bool, nodes_here: int = 1, limit_bytes: in
     """
     budgets = job.budget
     one = budgets.memory_bytes + (budgets.hbm_bytes if on_cpu else 0)
-    for nodes, allowed in ((1, limit_bytes or MEMORY_LIMIT), (nodes_here, MEMORY_LIMIT)):
+    for nodes, allowed in ((1, limit_bytes or MACHINE_BYTES), (nodes_here, MACHINE_BYTES)):
         if nodes * one > allowed:
             hbm = f" and budget.hbm_bytes ({budgets.hbm_bytes:,}, in memory where there is no GPU)" if on_cpu else ""
             raise CapacityError(

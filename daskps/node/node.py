@@ -42,9 +42,10 @@ from daskps.storage.partition import KeyPartition
 from daskps.storage.record import RecordWriter, read_record
 from daskps.types import Floats, Keys
 from daskps.version import NUMERICS, __version__
-from daskps.wire.link import Link, ListenOptions
+from daskps.wire.link import Link
 from daskps.wire.message import MessageKind
 from daskps.wire.session import Member
+from daskps.wire.transport import ListenOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,24 @@ class NodeInfo:
     best: str | None = None  # snapshot with the best validation, if best ones are kept
 
 
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Snapshot that every node has prepared, for node 0 to publish."""
+
+    name: str  # its id
+    batch: int  # the last batch that it holds
+    position: int  # global example number at which training goes on from it
+    digests: dict[str, Any]  # by table: digests of all partitions' files
+    progress: dict[str, Any]  # validations so far, and the best snapshot
+    lines: list[str]  # of the record, up to `last_batch`: they are durable with the snapshot
+    last_batch: int
+
+
 logger = logging.getLogger("daskps.driver")
 
-HISTORY_POINTS = 200  # about so many batches before this run are shown on the live pages
+HISTORY_POINTS = 200  # about this many batches before this run are shown on the live pages
 
-ACCEPTED_KEPT = 100  # a snapshot lists at most so many accepted changes of the data
+ACCEPTED_KEPT = 100  # longest list of accepted changes of the data in a snapshot
 
 
 class OpenNode:
@@ -292,7 +306,7 @@ class OpenNode:
             raise
         return NodeTable(spec, mem, store)
 
-    def opened(self) -> NodeInfo:
+    def info(self) -> NodeInfo:
         """Return the reply to the driver's `open`."""
         draft = self.snapshot.draft if self.snapshot is not None else None
         assert self.training is not None
@@ -377,39 +391,31 @@ class OpenNode:
                 table.mem.flush(batch, name)
 
         self.link.work(flush)
-        return self._receipts(name)
+        return self._digests(name)
 
     def prepared(self, name: str, batch: int) -> dict[str, Any]:
         """Wait for the snapshot that the pushes of `batch` have named, while training goes on; return the digests."""
         self.link.prepared(name, batch)
-        return self._receipts(name)
+        return self._digests(name)
 
-    def _receipts(self, name: str) -> dict[str, Any]:
+    def _digests(self, name: str) -> dict[str, Any]:
         """Return the digests of the snapshot's files, by table."""
         return {table.spec.name: table.store.digests(name) for table in self.tables}
 
-    def publish(
-        self,
-        name: str,
-        batch: int,
-        position: int,
-        receipts: dict[str, Any],
-        progress: dict[str, Any],
-        lines: list[str],
-        last_batch: int,
-    ) -> tuple[str, ...]:
-        """Write the `lines` of the record, then publish the prepared snapshot; return the ids of snapshots to keep."""
+    def publish(self, snapshot: Publication) -> tuple[str, ...]:
+        """Write the record's lines, then publish the prepared snapshot; return the ids of snapshots to keep."""
         assert self.training is not None
         assert self._writer is not None
-        self._writer.write(lines, last_batch)
+        self._writer.write(snapshot.lines, snapshot.last_batch)
         self._writer.end_file()
         settings = {"numerics": NUMERICS, "result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
-        settings["order"] = order_before(self.job, self.training, position)
+        settings["order"] = order_before(self.job, self.training, snapshot.position)
         if accepted := self._accepted_changes():
             settings["accepted_changes"] = accepted
-        arrays, metrics = self._captured.pop(name)
-        draft = SnapshotMeta(batch, position, self.partition.placement.partitions, settings, progress, metrics)
-        self.incarnation.publish(draft, arrays, receipts)
+        arrays, metrics = self._captured.pop(snapshot.name)
+        partitions, progress = self.partition.placement.partitions, snapshot.progress
+        draft = SnapshotMeta(snapshot.batch, snapshot.position, partitions, settings, progress, metrics)
+        self.incarnation.publish(draft, arrays, snapshot.digests)
         self.incarnation.keep(self.job.train.keep_snapshots, progress.get("best"))
         return self.directory.state().live
 

@@ -1,7 +1,8 @@
-"""The stages of a batch on one node: read, dedup, pull, load, train, push. Each is a function of an `OpenNode`.
+"""The tasks of a worker: the stages of a batch (read, dedup, pull, load, train, push), and a driver's other requests.
 
-Input: a token. Output: a small answer. Bulk data stays in the node, under the token's first step, and is freed by the
-push. Dask runs `run_stage` and `run_control` as tasks.
+Input: the id of a batch, or a `Request` with its values. Output: a small answer. Bulk data stays in the node, under the
+batch's first step, and is freed by the push. Dask runs `run_stage` and `run_request` as tasks. Each stage is a function
+of an `OpenNode`.
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from distributed import get_worker
 
 from daskps.build import rows_read, skipped_rows
+from daskps.config import Job
 from daskps.errors import ConfigError, DataError, StaleError
 from daskps.hbm.dedup import by_owner, find_working_set
 from daskps.hbm.table import HbmTable
 from daskps.node.batches import NodeBatch, Read
-from daskps.node.begin import begin, model_path
-from daskps.node.dask import NAME, OPEN_MODEL, plugin_here
+from daskps.node.begin import IncarnationStart, begin, model_path
+from daskps.node.dask import NodePlugin, find_plugin, plugin_here
 from daskps.node.memory import CapacityReport
-from daskps.node.node import OpenNode
+from daskps.node.node import NodeInfo, OpenNode
 from daskps.node.trainer import largest_weights
 from daskps.reports import BatchReport, Forecast, StageTime
-from daskps.types import BatchId
-from daskps.wire.link import ListenOptions
+from daskps.types import BatchId, Stage
 
 # Fields of the disk tier's statistics that a report has.
 DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
@@ -75,7 +76,40 @@ def levels(node: OpenNode, flight: NodeBatch) -> dict[str, float]:
 LOOK_SECONDS = 0.1  # interval at which a waiting stage checks that the node still runs
 
 
-def run_stage(stage: str, token: BatchId, *after: Any) -> Any:
+class Request(StrEnum):
+    """Requests of a driver beside the stages. A worker answers the first five, its open node the others."""
+
+    HOLDING = "holding"  # does this worker have that model open?
+    BEGIN = "begin"  # begin an incarnation of the model: one log entry
+    RELEASE = "release"  # close a node that has no driver any more
+    OPEN = "open"  # open a node
+    CLOSE = "close"  # close the node of this incarnation
+    JOIN = "join"
+    PREPARE = "prepare"
+    PUBLISH = "publish"
+    CONFIRM = "confirm"
+    END_WITH = "end_with"
+    EVALUATE = "evaluate"
+    RECORD = "record"
+    SUMMARY = "summary"
+
+
+def method_of(node: Any, request: Request) -> Callable[..., Any]:
+    """Return the method of an open node (`OpenNode`, or the tests' simulated one) that answers a request."""
+    methods: dict[Request, Callable[..., Any]] = {
+        Request.JOIN: node.join,
+        Request.PREPARE: node.prepare,
+        Request.PUBLISH: node.publish,
+        Request.CONFIRM: node.confirm,
+        Request.END_WITH: node.end_with,
+        Request.EVALUATE: node.evaluate,
+        Request.RECORD: node.record,
+        Request.SUMMARY: node.summary,
+    }
+    return methods[request]
+
+
+def run_stage(stage: Stage, token: BatchId, *after: Any) -> Any:
     """Run one stage of a batch as a Dask task; `after` holds the tasks that it depends on and is not used."""
     node: OpenNode = find_node(plugin_here(), stage, token.run, token.incarnation)
     started = time.time()
@@ -83,50 +117,59 @@ def run_stage(stage: str, token: BatchId, *after: Any) -> Any:
         answer, waited = STAGES[stage](node, token)
         if isinstance(answer, NodeBatch):
             return _report(node, answer, started, waited)
-        if stage != "read":
-            node.flights.get(token).times.append((stage, started, time.time(), waited))
+        if stage is not Stage.READ:
+            node.flights.get(token).times.append((stage.value, started, time.time(), waited))
         return answer
 
 
-def run_control(verb: str, run: str, incarnation: int, *values: Any) -> Any:
-    """Run a control request as a Dask task, one at a time; most verbs are methods of `OpenNode`."""
-    if verb in (OPEN_MODEL, "release") and NAME not in get_worker().plugins:
+def run_request(request: Request, run: str, incarnation: int, *values: Any) -> Any:
+    """Answer a request as a Dask task. All requests but HOLDING run one at a time."""
+    if request in (Request.HOLDING, Request.RELEASE) and find_plugin() is None:
         return None  # no run has claimed this worker
     plugin = plugin_here()
-    if verb == "begin":
-        with naming_worker():
-            return begin(values[0], run, incarnation, *values[1:])
-    if verb == OPEN_MODEL:
-        return holding(plugin, *values)
-    if verb == "release":
-        return release(plugin, run, incarnation, *values)
-    if verb == "open":
-        rank, nodes, job, begun, frame, nodes_here = values
-        check_free(plugin)
-        worker = get_worker()
-        wire = ListenOptions.of_worker(worker, job.cluster.protocol)
-        limit = worker.memory_manager.memory_limit
-        plugin.opening = model_path(job)
-        try:
-            with naming_worker():
-                plugin.node = OpenNode(
-                    run, rank, nodes, job, begun, frame=frame, wire=wire, nodes_here=nodes_here, limit_bytes=limit
-                )
-        finally:
-            plugin.opening = None
-        return plugin.node.opened()
-    if verb == "close":
-        return close(plugin, run, incarnation)
-    node: OpenNode = find_node(plugin, verb, run, incarnation)
+    match request:
+        case Request.HOLDING:
+            return holding(plugin, *values)
+        case Request.BEGIN:
+            with naming_worker(plugin.address):
+                return begin(values[0], run, incarnation, *values[1:])
+        case Request.RELEASE:
+            return release(plugin, run, incarnation, *values)
+        case Request.OPEN:
+            check_free(plugin)
+            with naming_worker(plugin.address):
+                return open_node(plugin, run, *values)
+        case Request.CLOSE:
+            return close(plugin, run, incarnation)
+    node: OpenNode = find_node(plugin, request, run, incarnation)
     with node.working(), stopping_all(node):
-        return getattr(node, verb)(*values)
+        return method_of(node, request)(*values)
 
 
-def find_node(plugin: Any, verb: str, run: str, incarnation: int) -> Any:
+def open_node(
+    plugin: NodePlugin, run: str, rank: int, nodes: int, job: Job, begun: IncarnationStart, frame: Any, nodes_here: int
+) -> NodeInfo:
+    """Open a node on this worker; `nodes_here` nodes of the run share the machine."""
+    plugin.opening = model_path(job)
+    try:
+        plugin.node = OpenNode(
+            *(run, rank, nodes, job, begun),
+            frame=frame,
+            wire=plugin.listen_options(job.cluster.protocol),
+            nodes_here=nodes_here,
+            limit_bytes=plugin.limit_bytes,
+        )
+    finally:
+        plugin.opening = None
+    info: NodeInfo = plugin.node.info()
+    return info
+
+
+def find_node(plugin: Any, task: Stage | Request, run: str, incarnation: int) -> Any:
     """Return the node of this incarnation on this worker; raise StaleError if another one or none is open."""
     node = plugin.node
     if node is None or (node.run, node.incarnation.number) != (run, incarnation):
-        raise StaleError(f"cannot {verb}: incarnation {incarnation} of run {run} has ended on this node")
+        raise StaleError(f"cannot {task}: incarnation {incarnation} of run {run} has ended on this node")
     return node
 
 
@@ -184,15 +227,14 @@ def _let_go(plugin: Any) -> None:
 
 
 @contextmanager
-def naming_worker() -> Iterator[None]:
+def naming_worker(address: str) -> Iterator[None]:
     """Add the worker's address to errors about settings and data: machines may have different files."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        worker = get_worker()
-        if worker.address.startswith("inproc"):  # the user's own process
+        if address.startswith("inproc"):  # the user's own process
             raise
-        raise type(error)(f"on the worker {worker.address}: {error}") from None
+        raise type(error)(f"on the worker {address}: {error}") from None
 
 
 @contextmanager
@@ -210,7 +252,7 @@ def read(node: OpenNode, token: BatchId) -> tuple[None, float]:
     started = time.time()
     assert node.training is not None
     batch, starts = node.training.read_steps(token.first_step, token.stop_step)
-    node.flights.add(Read(token, batch, starts, ("read", started, time.time(), 0.0)))
+    node.flights.add(Read(token, batch, starts, (Stage.READ.value, started, time.time(), 0.0)))
     return None, 0.0
 
 
@@ -286,20 +328,21 @@ def push(node: OpenNode, token: BatchId) -> tuple[NodeBatch, float]:
     return flight, 0.0
 
 
-STAGES: dict[str, Callable[[OpenNode, BatchId], tuple[Any, float]]] = {
-    "read": read,
-    "dedup": dedup,
-    "pull": pull,
-    "load": load,
-    "train": train,
-    "push": push,
+# By stage: its function, which returns its answer and the seconds that it waited for rows or other stages.
+STAGES: dict[Stage, Callable[[OpenNode, BatchId], tuple[Any, float]]] = {
+    Stage.READ: read,
+    Stage.DEDUP: dedup,
+    Stage.PULL: pull,
+    Stage.LOAD: load,
+    Stage.TRAIN: train,
+    Stage.PUSH: push,
 }
 
 
 def _report(node: OpenNode, flight: NodeBatch, started: float, waited: float) -> BatchReport:
     """Return the report of a pushed batch; wait for its snapshot to be prepared, if it has one."""
-    receipts = node.prepared(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
-    times = [*flight.times, ("push", started, time.time(), waited)]
+    digests = node.prepared(flight.token.snapshot, flight.token.batch) if flight.token.snapshot else {}
+    times = [*flight.times, (Stage.PUSH.value, started, time.time(), waited)]
     return BatchReport(
         token=flight.token,
         rank=node.rank,
@@ -309,7 +352,7 @@ def _report(node: OpenNode, flight: NodeBatch, started: float, waited: float) ->
         counts=counts(node, flight),
         levels=levels(node, flight),
         metrics=flight.metrics,
-        receipts=receipts,
+        digests=digests,
         bad_rows=skipped_rows(node.training),
         rows_read=rows_read(node.training),
         forecast=_foresee(node, flight),

@@ -9,7 +9,6 @@ from typing import Any
 
 from daskps.reports import Summary, from_record
 
-STAGES = ("read", "dedup", "pull", "load", "train", "push")
 TIERS = ("hbm", "memory", "disk", "new")
 
 

@@ -1,6 +1,6 @@
-"""The live pages in Dask's own dashboard: /daskps with all plots, and /individual-daskps-... with one plot each.
+"""The plots of the live pages. `view.dask` serves them in Dask's own dashboard.
 
-In: a `Collector` on the scheduler. Out: Bokeh documents that are updated twice per second.
+Input: a `Collector` on the scheduler. Output: `RunPage`, the content of a Bokeh document.
 """
 
 from __future__ import annotations
@@ -8,26 +8,18 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bokeh.layouts import column, gridplot
 from bokeh.models import ColumnDataSource, Div, Legend, LegendItem, NumeralTickFormatter
 from bokeh.plotting import figure
-from distributed import Scheduler
-from distributed.dashboard.components import add_periodic_callback
-from distributed.dashboard.components.scheduler import BOKEH_THEME, env
-from distributed.dashboard.core import BokehApplication
-from distributed.dashboard.scheduler import template_variables
-from tornado.ioloop import IOLoop
 
-from daskps.view.figures import STAGES
+from daskps.types import Stage
 from daskps.view.words import duration, percent, size
 
 if TYPE_CHECKING:
-    from daskps.view.live import Collector
+    from daskps.view.dask import Collector
 
-INTERVAL_MILLISECONDS = 500
 # The colours of stages, tiers and metrics, as in the report (report.css).
 COLORS = {
     "read": "#56b4e9",
@@ -58,6 +50,8 @@ class Plot:
     from_zero: bool = True  # the y axis begins at 0
 
 
+STAGES = tuple(stage.value for stage in Stage)
+
 PLOTS = {
     "rate": Plot("Examples per second", ("rate",), "0.[0]a", lambda batch, line: batch["examples_per_second"]),
     "auc": Plot("AUC", ("auc",), "0.000", lambda batch, line: batch["metrics"].get("auc", 0.5), from_zero=False),
@@ -69,7 +63,7 @@ PLOTS = {
         lambda batch, line: batch["levels"].get(f"{line}_bytes", 0),
     ),
     "stages": Plot(
-        "Seconds of each stage, a batch", STAGES, "0.[00]", lambda batch, line: batch["stage_seconds"].get(line, 0.0)
+        "Seconds of each stage, per batch", STAGES, "0.[00]", lambda batch, line: batch["stage_seconds"].get(line, 0.0)
     ),
     "queues": Plot("Batches at or before each stage", STAGES, "0.[0]", lambda batch, line: batch["tasks"][line]),
 }
@@ -142,32 +136,3 @@ def words(collector: Collector) -> str:
         parts.append(f"{duration(batch['seconds_left'])} left")
     heading = html.escape(f"{collector.job}: {collector.state}")
     return f'<h2 style="margin:8px 0 0">{heading}</h2><p id="daskps-words">{" · ".join(parts)}</p>'
-
-
-def _document(collector: Collector, names: Sequence[str], _: Scheduler, extra: dict[str, Any], doc: Any) -> None:
-    page = RunPage(collector, names)
-    page.update()
-    doc.title = "daskps"
-    doc.add_root(page.root)
-    doc.template = env.get_template("simple.html")
-    doc.template_variables.update(extra)
-    doc.theme = BOKEH_THEME
-    add_periodic_callback(doc, page, INTERVAL_MILLISECONDS)
-
-
-def add_pages(scheduler: Scheduler, collector: Collector) -> None:
-    """Serve the pages from the scheduler's own web server and add them to its navigation bar."""
-    documents = {"/daskps": partial(_document, collector, tuple(PLOTS))}
-    documents |= {f"/individual-daskps-{name}": partial(_document, collector, (name,)) for name in PLOTS}
-    variables = template_variables(scheduler)
-    if "daskps" not in variables["pages"]:
-        variables["pages"].append("daskps")  # this list is shared by all of Dask's own pages
-        variables["plots"] += [
-            {"url": f"individual-daskps-{name}", "name": f"daskps: {plot.title}"} for name, plot in PLOTS.items()
-        ]
-    # Dask stores the URL prefix of its pages only in the application that serves them.
-    prefix = next((app.prefix for app in scheduler.http_application.applications if hasattr(app, "prefix")), "")
-    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
-    scheduler.http_application.add_application(application)
-    application.initialize(IOLoop.current())
-    application.start()

@@ -1,6 +1,6 @@
 """Prometheus metrics of runs, at the /metrics endpoint of Dask's scheduler.
 
-In: a `Collector`. Out: a collector of prometheus_client, registered in the registry that the endpoint serves.
+Input: a `Collector`. Output: a collector of prometheus_client, registered in the registry that the endpoint serves.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from daskps.view.figures import STAGES, TIERS
+from daskps.types import Stage
+from daskps.view.figures import TIERS
 
 if TYPE_CHECKING:
-    from daskps.view.live import Collector
+    from daskps.view.dask import Collector
 
 
 class RunMetrics:
@@ -52,7 +53,7 @@ class RunMetrics:
                 f"Seconds of each stage {words}, of the slowest node",
                 labels=["stage"],
             )
-            for stage in STAGES:
+            for stage in Stage:
                 counter.add_metric([stage], totals.get(f"{kind} {stage}", 0))
             yield counter
         tasks = GaugeMetricFamily("daskps_stage_tasks", "Tasks of each stage, waiting or running", labels=["stage"])

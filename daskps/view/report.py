@@ -20,7 +20,8 @@ from typing import Any
 
 from daskps.reports import Thinned
 from daskps.storage.output import whole
-from daskps.view.figures import STAGES, BatchFigures, Record, hit_rates
+from daskps.types import Stage
+from daskps.view.figures import BatchFigures, Record, hit_rates
 from daskps.view.settings import settings_text
 from daskps.view.words import duration, metrics_name, percent, short, size
 
@@ -373,7 +374,7 @@ def _hits(record: Record, batches: list[BatchFigures], numbers: list[int]) -> st
 def _stage_seconds(batches: list[BatchFigures], numbers: list[int]) -> str:
     lines = [
         Line(stage, f"var(--{stage})", numbers, [figures.stage_seconds.get(stage, 0.0) for figures in batches])
-        for stage in STAGES
+        for stage in Stage
     ]
     chart = line_chart(lines, x_label="batch", y_format=lambda value: f"{value:g} s", low=0, kind="seconds")
     return _chart_card("Time of each stage", "work a batch, of the slowest node, without waiting", lines, chart)
@@ -413,7 +414,7 @@ def _timeline(record: Record) -> str:
         for node, stage, begin, end, waited in line["stages"]
     ]
     nodes = sorted({node for _, node, *_ in spans})
-    rows = [_row(node, stage, len(nodes)) for node in nodes for stage in STAGES]
+    rows = [_row(node, stage, len(nodes)) for node in nodes for stage in Stage]
     start, stop = min(span[3] for span in spans), max(span[4] for span in spans)
     bars = []
     for batch, node, stage, begin, end, waited in spans:
@@ -439,7 +440,7 @@ def _row(node: int, stage: str, nodes: int) -> str:
 
 def _stage_table(record: Record) -> str:
     total, summary, lines = max(record.training_seconds, 1e-9), record.summary, []
-    for stage in STAGES:
+    for stage in Stage:
         busy, waited = summary.stage_seconds.get(stage, 0.0), summary.waited_seconds.get(stage, 0.0)
         share = min(busy / total, 1.0)
         meter = f'<div class="meter"><i style="width:{100 * share:.1f}%;background:var(--{stage})"></i></div>'

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from daskps.device.pool import ComputePool, lower_thread_priority
-from daskps.errors import ConfigError, DaskpsError
+from daskps.errors import DaskpsError
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
 from daskps.wire import client, collective
@@ -26,7 +26,7 @@ from daskps.wire.exchange import Buffers, Exchange, Packed, Touched
 from daskps.wire.message import Array, Message, MessageKind, MessageSender
 from daskps.wire.owner import Owner, Rows, Work
 from daskps.wire.session import Member, Session
-from daskps.wire.transport import LoopThread, Transport
+from daskps.wire.transport import ListenOptions, LoopThread, Transport
 
 
 class Peers:
@@ -131,31 +131,6 @@ class Peers:
         """Stop serving; every pending wait raises an error."""
         self.owner.close()
         self.session.close()
-
-
-@dataclass(frozen=True, slots=True)
-class ListenOptions:
-    """Options for this worker's connections; `of_worker` takes them from the Dask worker."""
-
-    listen_on: str = "tcp://127.0.0.1"
-    listen_args: Mapping[str, Any] | None = None
-    connection_args: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of_worker(cls, worker: Any, protocol: str = "auto") -> ListenOptions:
-        """Return the interface, protocol and certificates of the worker's own port.
-
-        A `protocol` other than ``auto``, such as ``ucx``, replaces the worker's.
-        """
-        own, _, host_and_port = worker.address.partition("://")
-        host = "127.0.0.1" if own == "inproc" else host_and_port.rpartition(":")[0]
-        scheme = ("tcp" if own == "inproc" else own) if protocol == "auto" else protocol
-        security = worker.security
-        if security.require_encryption and scheme != "tls":
-            raise ConfigError(
-                f"cluster.protocol is {protocol}, but the worker {worker.address} requires encryption: set it to tls"
-            )
-        return cls(f"{scheme}://{host}", security.get_listen_args("worker"), security.get_connection_args("worker"))
 
 
 class Link:

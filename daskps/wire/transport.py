@@ -1,7 +1,7 @@
 """Connections between the nodes of a run: one permanent connection per pair of nodes, on an event loop of its own.
 
 Input: messages for a rank. Output: messages from a rank, in order. The first message of a connection is limited in
-size and time, because its sender is not known yet.
+size and time, because its sender is not known yet. No other module of this folder imports Dask.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distributed.comm.core import Comm, connect, listen
 from tornado.iostream import StreamClosedError
 
 from daskps.device.pool import ComputePool
-from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError
+from daskps.errors import ConfigError, DaskpsError, PeerError, ProtocolError, StaleError
 from daskps.wire.message import Message, MessageKind, decode, encode, refusal
 from daskps.wire.session import Member
 
@@ -70,6 +71,31 @@ JOIN_SECONDS = 30.0  # wait at most so long in `join`: all nodes join at the sam
 HELLO_BYTES = 4096  # size of the first message
 HELLO_SECONDS = 10.0  # time until the first message
 MOST_WAITING = 64  # connections that have not been accepted or refused yet
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Options for this worker's connections; `of_worker` takes them from the Dask worker."""
+
+    listen_on: str = "tcp://127.0.0.1"
+    listen_args: Mapping[str, Any] | None = None
+    connection_args: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_worker(cls, worker: Any, protocol: str = "auto") -> ListenOptions:
+        """Return the interface, protocol and certificates of the worker's own port.
+
+        A `protocol` other than ``auto``, such as ``ucx``, replaces the worker's.
+        """
+        own, _, host_and_port = worker.address.partition("://")
+        host = "127.0.0.1" if own == "inproc" else host_and_port.rpartition(":")[0]
+        scheme = ("tcp" if own == "inproc" else own) if protocol == "auto" else protocol
+        security = worker.security
+        if security.require_encryption and scheme != "tls":
+            raise ConfigError(
+                f"cluster.protocol is {protocol}, but the worker {worker.address} requires encryption: set it to tls"
+            )
+        return cls(f"{scheme}://{host}", security.get_listen_args("worker"), security.get_connection_args("worker"))
 
 
 class _Pieces:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.harness import Result, missing
 from daskps import open_model
 from daskps.config import make_job
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 from daskps.reports import Progress
 
 DIMENSION = 64
@@ -77,7 +77,7 @@ def larger_than_memory(cores: int, plot: Path | None) -> list[Result]:
             print(curve[-1], flush=True)
 
     try:
-        train(make_job(settings), on_progress=note)
+        run_job(make_job(settings), on_progress=note)
         with open_model(str(folder)) as model:
             rows = model.rows()
     finally:

@@ -23,8 +23,8 @@ from distributed import Client
 
 from benchmarks.harness import Result, missing
 from daskps.config import Job, make_job
+from daskps.driver.dask import local_workers, run_job
 from daskps.driver.driver import Outcome
-from daskps.driver.run import local_workers, train
 from daskps.reports import Progress
 
 EXAMPLES = 4096  # per node and step
@@ -92,7 +92,7 @@ def train_daskps(client: Client, nodes: int, steps: int) -> Run:
             sent.update(client.run(bytes_sent))
 
     with tempfile.TemporaryDirectory() as out:
-        outcome = train(job_of(nodes, steps, out), client=client, on_progress=note_at_the_end)
+        outcome = run_job(job_of(nodes, steps, out), client=client, on_progress=note_at_the_end)
         rate = second_half(step_ends(outcome)) * EXAMPLES * nodes
     return rate, sum(sent.values()) / (EXAMPLES * nodes * steps), outcome.metrics["auc"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.harness import Result
 from daskps.budget import KEY_BYTES
 from daskps.config import make_job
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 from daskps.reports import Progress
 from daskps.ssd.files import files_at
 from daskps.ssd.live_bits import PER_CHANGE, PER_ROW
@@ -49,7 +49,7 @@ def rate_at_end(settings: dict[str, Any], last: int) -> float:
         report = progress.reports[-1]
         ended[progress.batch] = report.stages[-1].ended, report.examples
 
-    train(make_job(settings), on_progress=note)
+    run_job(make_job(settings), on_progress=note)
     batches = sorted(ended)[-last - 1 :]
     examples = sum(ended[batch][1] for _, batch in pairwise(batches))
     return examples / (ended[batches[-1]][0] - ended[batches[0]][0])

@@ -28,8 +28,8 @@ from benchmarks.large import larger_than_memory
 from daskps import build
 from daskps.config import Job, make_job
 from daskps.data.order import Steps
+from daskps.driver.dask import run_job
 from daskps.driver.driver import Outcome
-from daskps.driver.run import train
 from daskps.reports import Progress
 from daskps.types import Batch, Int64s
 
@@ -120,7 +120,7 @@ def run_ours(job: Job, batch: Batch, on_progress: Callable[[Progress], None] = l
     original = build.open_training
     build.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
     try:
-        return train(job, on_progress=on_progress)
+        return run_job(job, on_progress=on_progress)
     finally:
         build.open_training = original
 
@@ -368,7 +368,7 @@ def learning(cores: int, examples: int = 4_000_000, validation: int = 200_000) -
         with tempfile.TemporaryDirectory() as out:
             job = make_job({**settings, "out": out, "cluster": {"cores": cores}})
             best = build.synthetic(job).best(examples, examples + validation).auc
-            reached = train(job).progress.validations[-1].metrics["auc"]
+            reached = run_job(job).progress.validations[-1].metrics["auc"]
         way = (reached - 0.5) / (best - 0.5)
         results.append(Result(f"learning: {name}", reached, "best AUC", best, way, wanted, "AUC (ratio: of the way)"))
     return results

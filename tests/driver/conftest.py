@@ -12,8 +12,8 @@ import pytest
 from distributed import Client
 
 from daskps.config import make_job
+from daskps.driver.dask import local_workers, run_job
 from daskps.driver.driver import Outcome
-from daskps.driver.run import local_workers, train
 from tests.driver.helpers import (
     CHECKED,
     FEW,
@@ -44,7 +44,7 @@ def trained(tmp_path: Path, cluster: Client) -> Callable[..., tuple[Outcome, Pat
     def run(*changes: Settings, out: Path | None = None, **options: Any) -> tuple[Outcome, Path]:
         path = out or tmp_path / f"model{next(runs)}"
         job = make_job(merged(SMALL, *changes, {"out": str(path)}))
-        return train(job, client=cluster, **options), path
+        return run_job(job, client=cluster, **options), path
 
     return run
 
@@ -65,7 +65,7 @@ def on_nodes(tmp_path: Path, workers: Client) -> Trained:
         workers.wait_for_workers(WORKERS)  # an earlier test may have lost one
         path = out or tmp_path / f"nodes{next(runs)}"
         job = make_job(merged(SMALL, FEW, CHECKED, *changes, {"out": str(path), "cluster": {"nodes": nodes}}))
-        return train(job, client=workers, **options), path
+        return run_job(job, client=workers, **options), path
 
     return run
 

@@ -15,8 +15,8 @@ import numpy as np
 from distributed import Client
 
 from daskps.device.pool import ComputePool
+from daskps.driver.dask import local_workers
 from daskps.driver.driver import Outcome
-from daskps.driver.run import local_workers
 from daskps.node.dask import THREADS
 from daskps.reports import Progress
 from daskps.ssd import TableStore

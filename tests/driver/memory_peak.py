@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from daskps.config import make_job
-from daskps.driver.run import local_workers, train
+from daskps.driver.dask import local_workers, run_job
 from daskps.reports import Progress
 
 
@@ -47,10 +47,10 @@ def main() -> None:
             raise EnoughError
 
     with local_workers(1, processes=False) as client:
-        train(make_job(warm), client=client)
+        run_job(make_job(warm), client=client)
         baseline = settle()
         with contextlib.suppress(EnoughError):
-            train(make_job(settings), client=client, on_progress=count)
+            run_job(make_job(settings), client=client, on_progress=count)
         peak = status_bytes("VmHWM") - baseline
     print(json.dumps({"peak": peak, "most_steps": most_steps}))
 

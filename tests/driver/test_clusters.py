@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, Security
 from distributed.comm import tcp
 
 from daskps.config import make_job
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 from daskps.errors import ConfigError, PeerError
 from daskps.node.dask import THREADS
 from daskps.reports import Progress
@@ -62,7 +62,7 @@ def encrypted() -> Iterator[Client]:
 
 def on(client: Client, path: Path, *changes: Settings, **options: Any) -> Any:
     settings = merged(SMALL, FEW, CHECKED, TWO, *changes, {"out": str(path)})
-    return train(make_job(settings), client=client, **options)
+    return run_job(make_job(settings), client=client, **options)
 
 
 def node_addresses(client: Client) -> dict[str, str]:

@@ -104,12 +104,12 @@ def test_a_run_without_enough_workers_says_what_was_lost_and_what_is_missing() -
 def test_a_worker_that_is_gone_or_silent_is_named_with_what_the_run_waits_for() -> None:
     cluster: Any = Names({"a": 0.0, "b": 8.0}, {"a": 0.0}, {"a": 0.0, "b": 12.0})
     tasks = Tasks(cluster, ["a", "b"], "run", wait_seconds=7.0)
-    tasks.doing = "stage pull to push, batch 5"
-    tasks.look()  # as long as its peers may wait for it
+    tasks.waiting_for = "stage pull to push, batch 5"
+    tasks.check_alive()  # as long as its peers may wait for it
     with pytest.raises(PeerError, match="node 1, stage pull to push, batch 5: the worker b is gone"):
-        tasks.look()
-    with pytest.raises(PeerError, match=r"node 1, stage pull to push, batch 5: the worker b was not heard of for 12 s"):
-        tasks.look()
+        tasks.check_alive()
+    with pytest.raises(PeerError, match=r"node 1, stage pull to push, batch 5: the worker b has been silent for 12 s"):
+        tasks.check_alive()
 
 
 def test_a_lock_is_waited_for_as_long_as_for_a_peer_and_does_not_count() -> None:

@@ -12,8 +12,7 @@ import pytest
 from distributed import Client, LocalCluster, get_client
 from distributed.batched import BatchedSend
 
-from daskps.driver import run
-from daskps.driver.run import client_for, local_workers
+from daskps.driver.dask import REST_SECONDS, client_for, local_workers
 
 SLOW_SECONDS = 0.4  # between two messages of a connection: longer than all else takes that happens when a run ends
 
@@ -30,7 +29,7 @@ def test_no_connection_waits_to_send_when_the_event_loop_ends(
         made.append(self)
         start(self, comm)
 
-    monkeypatch.setattr(run, "REST_SECONDS", SLOW_SECONDS + 10 * run.REST_SECONDS)
+    monkeypatch.setattr("daskps.driver.dask.REST_SECONDS", SLOW_SECONDS + 10 * REST_SECONDS)
     options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard_address": ":0"}}
     with LocalCluster(n_workers=0, processes=False, protocol="tcp", **options) as cluster:
         monkeypatch.setattr(BatchedSend, "start", note)

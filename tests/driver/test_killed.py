@@ -23,7 +23,7 @@ from distributed import Client
 
 from daskps.config import make_job
 from daskps.driver import driver
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
 from daskps.storage.record import read_record
@@ -57,7 +57,7 @@ def job_settings(path: Path) -> Settings:
 
 def as_client(address: str | None, settings: Settings) -> None:
     """A process whose client trains."""
-    train(make_job(settings), client=address)
+    run_job(make_job(settings), client=address)
 
 
 def start_client(address: str | None, settings: Settings) -> BaseProcess:
@@ -72,7 +72,7 @@ def run_seconds(client: Client, path: Path) -> float:
     """What such a run takes here when it is left alone, from opening to closing, and not for the first time."""
     for name in ("first", "second"):
         started = time.monotonic()
-        train(make_job(job_settings(path / name)), client=client)
+        run_job(make_job(job_settings(path / name)), client=client)
     return time.monotonic() - started
 
 
@@ -86,7 +86,7 @@ def run_and_kill(client: Client, kill: Kill, seconds: float, path: Path) -> bool
         process.kill()
         process.join()
         killed += [pid for pid in (process.pid,) if process.exitcode == -signal.SIGKILL and pid is not None]
-        train(make_job(settings), client=client)
+        run_job(make_job(settings), client=client)
         return bool(killed)
     processes = client.run(os.getpid)
     victim = processes[sorted(processes)[round(moment * 1000) % 2]]
@@ -98,7 +98,7 @@ def run_and_kill(client: Client, kill: Kill, seconds: float, path: Path) -> bool
     timer = threading.Timer(moment * seconds, strike)
     timer.start()
     try:
-        train(make_job(settings), client=client)
+        run_job(make_job(settings), client=client)
     finally:
         struck = bool(killed)
         timer.cancel()
@@ -147,7 +147,7 @@ def test_a_killed_run_goes_on_from_its_last_snapshot_by_time(alone: Alone, tmp_p
     found = directory.snapshot()
     assert found is not None
     assert 0 < found.draft.position < 40_000
-    assert train(make_job(settings)).progress.examples == 40_000 - found.draft.position
+    assert run_job(make_job(settings)).progress.examples == 40_000 - found.draft.position
     assert model_bits(tmp_path / "m") == alone(longer)[1]
     check_record(tmp_path / "m", alone(longer)[0].metrics, nodes=1)
 
@@ -165,7 +165,7 @@ def test_a_killed_run_with_early_stopping_leaves_the_same_best_model(trained: Tr
             pass
         process.kill()
         process.join()
-    last = train(make_job(settings))
+    last = run_job(make_job(settings))
     assert last.progress.stopped_early
     assert last.progress.validations == whole.progress.validations
     assert model_bits(path) == model_bits(other)
@@ -220,7 +220,7 @@ def test_a_lock_that_outlives_its_node_is_waited_for(
     logger.addHandler(handler)
     try:
         settings = merged(job_settings(tmp_path / "m"), {"cluster": {"restarts": 1}})
-        outcome = train(make_job(settings), client=workers, on_progress=kill)
+        outcome = run_job(make_job(settings), client=workers, on_progress=kill)
     finally:
         logger.removeHandler(handler)
         for holder in holders:

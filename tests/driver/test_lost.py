@@ -16,7 +16,7 @@ from distributed import Client
 
 import daskps
 from daskps.config import make_job
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 from daskps.reports import Progress
 from tests.driver.helpers import (
     CHECKED,
@@ -111,7 +111,7 @@ def test_a_run_on_workers_started_by_hand_outlives_a_nanny(
                 os.kill(lost[0], signal.SIGKILL)
 
         assert {nanny.pid for nanny in nannies} == set(parents.values())
-        outcome = train(make_job(settings_for(tmp_path / "m")), client=address, on_progress=lose_one)
+        outcome = run_job(make_job(settings_for(tmp_path / "m")), client=address, on_progress=lose_one)
         assert lost
         assert outcome.progress.restarts == 1
     assert model_bits(tmp_path / "m") == alone()[1]
@@ -131,11 +131,11 @@ def test_a_run_whose_scheduler_is_lost_says_so_and_is_resumed_by_hand(
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(3)
         with pytest.raises(daskps.DaskpsError, match=r"scheduler is gone, or stuck"):
-            train(make_job(settings), client=client, on_progress=lose_scheduler)
+            run_job(make_job(settings), client=client, on_progress=lose_scheduler)
         scheduler.kill()  # a client that closes waits for a scheduler that is stuck
     for process in by_hand[1]:
         process.kill()
         process.wait()
     workers.wait_for_workers(4)
-    train(make_job(settings), client=workers)
+    run_job(make_job(settings), client=workers)
     assert model_bits(tmp_path / "m") == alone()[1]

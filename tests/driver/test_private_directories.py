@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from daskps.config import make_job
-from daskps.driver.run import train
+from daskps.driver.dask import run_job
 from daskps.errors import ConfigError
 from daskps.model import open_model
 from daskps.storage.model_directory import ModelDirectory
@@ -56,14 +56,14 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client,
 
 def on_both(client: Client, path: Path, *changes: Settings, **options: Any) -> Any:
     nodes = {"cluster": {"nodes": 2, "wait_seconds": 60.0}}
-    return train(make_job(merged(SMALL, FEW, *changes, nodes, {"out": str(path)})), client=client, **options)
+    return run_job(make_job(merged(SMALL, FEW, *changes, nodes, {"out": str(path)})), client=client, **options)
 
 
 def refused(machines: tuple[Client, Path, list[Path]], name: str, *changes: Settings) -> None:
     """Training on both is refused, at the first attempt."""
     client, shared, private = machines
     epochs = ModelDirectory(str(private[0] / name)).state().epoch
-    with pytest.raises(ConfigError, match=r"node 1 sees another directory .* machines of all workers share"):
+    with pytest.raises(ConfigError, match=r"node 1 sees another directory .* a file system that all workers share"):
         on_both(client, shared / name, *changes)
     assert ModelDirectory(str(private[0] / name)).state().epoch == epochs + 1
     client.wait_for_workers(2)

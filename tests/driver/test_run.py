@@ -170,7 +170,7 @@ def test_budgets_above_the_memory_of_machine_or_worker_are_refused_with_figures(
     check_memory(job, on_cpu=False, limit_bytes=119_999_999)
     with pytest.raises(CapacityError, match=r"may use 120,000,000 bytes, but here 119,999,999 are allowed"):
         check_memory(job, on_cpu=True, limit_bytes=119_999_999)
-    monkeypatch.setattr("daskps.node.memory.MEMORY_LIMIT", 179_999_999)
+    monkeypatch.setattr("daskps.node.memory.MACHINE_BYTES", 179_999_999)
     check_memory(job, on_cpu=False, nodes_here=2, limit_bytes=60_000_000)  # each within its worker's limit
     with pytest.raises(CapacityError, match=r"^3 nodes with .* may use 180,000,000 bytes, but here 179,999,999"):
         check_memory(job, on_cpu=False, nodes_here=3, limit_bytes=60_000_000)

@@ -20,13 +20,12 @@ import daskps
 from daskps.api import preferred_workers
 from daskps.config import make_job
 from daskps.driver.dask import NAME as CLAIMS
-from daskps.driver.dask import Workers, build_here
+from daskps.driver.dask import DaskBackend, build_here, run_job
 from daskps.driver.driver import Outcome
-from daskps.driver.run import train
 from daskps.errors import BackendError, LockedError, PeerError
 from daskps.node.dask import FRACTIONS, NAME, THREADS, leave
 from daskps.reports import Progress
-from daskps.view.live import collect_on
+from daskps.view.dask import collect_on
 from tests.driver.helpers import FEW, SMALL, Alone, Settings, merged, model_bits, started_by_hand
 
 SMALL_BATCHES: Settings = {"train": {"batch_examples": 500}}
@@ -66,7 +65,7 @@ class Held:
     def _run(self) -> None:
         client, settings = self._arguments
         try:
-            self.outcome = train(make_job(settings), client=client, on_progress=self._stop)
+            self.outcome = run_job(make_job(settings), client=client, on_progress=self._stop)
         except BaseException as error:
             self.outcome = error
         self.reached.set()
@@ -119,7 +118,7 @@ def test_a_second_run_is_refused_in_words_and_the_first_goes_on(
 ) -> None:
     first = at_work(settings_of(tmp_path / "a", 2))
     with pytest.raises(BackendError, match=rf"wants 2 nodes, .* 3 workers; held: .*run \w+ \({tmp_path}/a\).*--wait"):
-        train(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=0.0)
+        run_job(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=0.0)
     outcome = first.end()
     assert outcome.progress.restarts == 0
     assert model_bits(tmp_path / "a") == alone()[1]
@@ -129,7 +128,7 @@ def test_a_second_run_takes_idle_workers(
     three: Client, at_work: Callable[[Settings], Held], alone: Alone, tmp_path: Path
 ) -> None:
     first = at_work(settings_of(tmp_path / "a", 2))
-    train(make_job(settings_of(tmp_path / "b", 1)), client=three, worker_seconds=0.0)
+    run_job(make_job(settings_of(tmp_path / "b", 1)), client=three, worker_seconds=0.0)
     assert first.end().progress.restarts == 0
     assert model_bits(tmp_path / "a") == model_bits(tmp_path / "b") == alone()[1]
 
@@ -139,7 +138,7 @@ def test_a_second_run_that_may_wait_begins_when_the_first_has_ended(
 ) -> None:
     first = at_work(settings_of(tmp_path / "a", 2))
     threading.Timer(2.0, first._go_on.set).start()
-    train(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=600.0)
+    run_job(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=600.0)
     assert first.end().progress.restarts == 0
     assert model_bits(tmp_path / "a") == model_bits(tmp_path / "b") == alone()[1]
 
@@ -166,7 +165,7 @@ def test_no_run_takes_workers_from_a_submitted_one(three: Client, tmp_path: Path
     with pytest.raises(BackendError, match=f"{tmp_path}/a, submitted as 'long'"):
         other.result()
     with pytest.raises(BackendError, match=f"{tmp_path}/a, submitted as 'long'"):
-        train(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=0.0)
+        run_job(make_job(settings_of(tmp_path / "b", 2)), client=three, worker_seconds=0.0)
     long.stop()
     assert long.result()["snapshot"].startswith("000001-")  # of its first incarnation: nobody disturbed it
 
@@ -176,7 +175,7 @@ def test_a_model_that_is_being_trained_is_trained_by_nobody_else(
 ) -> None:
     first = at_work(settings_of(tmp_path / "a", 2))
     with pytest.raises(BackendError, match=rf"{tmp_path}/a is being trained by run \w+"):
-        train(make_job(settings_of(tmp_path / "a", 1)), client=three, worker_seconds=0.0)
+        run_job(make_job(settings_of(tmp_path / "a", 1)), client=three, worker_seconds=0.0)
     assert first.end().progress.restarts == 0
     assert model_bits(tmp_path / "a") == alone()[1]
 
@@ -189,7 +188,7 @@ def test_of_two_runs_that_start_at_once_one_gets_the_workers(three: Client, alon
             job = make_job(settings_of(tmp_path / f"{name}{attempt}", 2))
             together.wait()
             try:
-                results[name] = train(job, client=three, worker_seconds=0.0)
+                results[name] = run_job(job, client=three, worker_seconds=0.0)
             except BackendError as error:
                 results[name] = error
 
@@ -242,10 +241,10 @@ def test_workers_of_a_driver_that_was_killed_are_idle(alone: Alone, tmp_path: Pa
             assert driver.poll() is None, text
             time.sleep(0.1)
         with pytest.raises(BackendError, match=f"{tmp_path}/a"):
-            train(make_job(settings_of(tmp_path / "b", 2)), client=client, worker_seconds=0.0)
+            run_job(make_job(settings_of(tmp_path / "b", 2)), client=client, worker_seconds=0.0)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-        train(make_job(settings_of(tmp_path / "b", 2)), client=client, worker_seconds=600.0)
+        run_job(make_job(settings_of(tmp_path / "b", 2)), client=client, worker_seconds=600.0)
         assert model_bits(tmp_path / "b") == alone()[1]
         assert state(client) == before
         driver = driver_process(address, tmp_path / "a", tmp_path)  # nobody comes after it
@@ -276,13 +275,13 @@ def test_relative_paths_are_those_of_the_client(
         "cluster": FEW["cluster"],
     }
     assert daskps.submit({**csv, "out": "runs/one"}, workers, name="relative").result()["position"] == 1_000
-    train(make_job({**csv, "out": "runs/two", "start_from": "runs/one"}), client=workers)
+    run_job(make_job({**csv, "out": "runs/two", "start_from": "runs/one"}), client=workers)
     assert (client_folder / "runs" / "two" / "log").is_dir()
     with daskps.open_model(client_folder / "runs" / "one") as model:
         assert model.snapshot.draft.position == 1_000
     missing = {**csv, "data": {"format": "csv", "paths": ["logs/day3.csv"]}, "out": "runs/three"}
     with pytest.raises(daskps.DaskpsError, match=rf"on the worker tcp://.*no file at '{client_folder}/logs/day3.csv'"):
-        train(make_job(missing), client=workers)
+        run_job(make_job(missing), client=workers)
 
 
 OTHERS = {"few": "2 threads", "version": "version 0.0.1", "numerics": "numerics 1", "kernels": "kernels 0123"}
@@ -323,11 +322,11 @@ def test_workers_that_do_not_fit_are_not_chosen_and_are_named(
         chosen.update(name_of[worker] for worker, (has_plugin, _, _) in state(mixed).items() if has_plugin)
 
     with caplog.at_level(logging.WARNING, "daskps.driver"):
-        train(make_job(settings_of(tmp_path / "m", 1)), client=mixed, on_progress=look, worker_seconds=0.0)
+        run_job(make_job(settings_of(tmp_path / "m", 1)), client=mixed, on_progress=look, worker_seconds=0.0)
     assert chosen == {"fits"}
     assert model_bits(tmp_path / "m") == alone()[1]
     with pytest.raises(BackendError, match="wants 2 nodes, the cluster has 5 workers; not chosen: ") as raised:
-        train(make_job(settings_of(tmp_path / "other", 2)), client=mixed, worker_seconds=0.0)
+        run_job(make_job(settings_of(tmp_path / "other", 2)), client=mixed, worker_seconds=0.0)
     for words in (caplog.text, str(raised.value)):
         for address, name in name_of.items():
             assert (address in words) == (name in OTHERS)
@@ -339,19 +338,19 @@ def test_workers_without_this_daskps_get_no_task(
 ) -> None:
     """One whose function a worker cannot import ends that worker, and whatever others have there."""
     workers = mixed.scheduler_info(n_workers=-1)["workers"]
-    name_of, asked, submit = {address: about["name"] for address, about in workers.items()}, set(), Workers.submit
+    name_of, asked, submit = {address: about["name"] for address, about in workers.items()}, set(), DaskBackend.submit
 
-    def note(self: Workers, worker: str, *values: Any) -> Any:
+    def note(self: DaskBackend, worker: str, *values: Any) -> Any:
         asked.add(name_of[worker])
         return submit(self, worker, *values)
 
-    monkeypatch.setattr(Workers, "submit", note)
-    train(make_job(settings_of(tmp_path / "m", 1)), client=mixed, worker_seconds=0.0)
+    monkeypatch.setattr(DaskBackend, "submit", note)
+    run_job(make_job(settings_of(tmp_path / "m", 1)), client=mixed, worker_seconds=0.0)
     lock = tmp_path / "m" / "tables" / "main" / "partition-00000" / "lock"
     with lock.open("r+") as file:  # whoever meets it asks who has the model open
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(LockedError):
-            train(make_job(settings_of(tmp_path / "m", 1, {"cluster": {"wait_seconds": 0.1}})), client=mixed)
+            run_job(make_job(settings_of(tmp_path / "m", 1, {"cluster": {"wait_seconds": 0.1}})), client=mixed)
     assert asked == {"fits"}
 
 
@@ -382,7 +381,7 @@ def test_a_scheduler_without_daskps_is_told_so(three: Client, monkeypatch: pytes
 def test_a_worker_that_goes_when_it_is_claimed_is_a_lost_one(three: Client) -> None:
     gone = "inproc://127.0.0.1/0/0"  # of such a one Dask's scheduler knows no nanny, and says so with a KeyError
     with pytest.raises(PeerError, match="a worker was lost while the run began"):
-        Workers(Gone(three, gone), 5.0).prepare("run", [*state(three)][:1])  # type: ignore[arg-type]
+        DaskBackend(Gone(three, gone), 5.0).prepare("run", [*state(three)][:1])  # type: ignore[arg-type]
     three.run(leave, "run")
 
 
@@ -416,7 +415,7 @@ def test_a_cluster_that_adapts_grows_from_nothing_for_a_run_and_keeps_its_worker
         Client(cluster, set_as_default=False) as client,
     ):
         cluster.adapt(minimum=0, maximum=2, interval="50ms", wait_count=2)
-        outcome = train(
+        outcome = run_job(
             make_job(settings_of(tmp_path / "m", 2)), client=client, on_progress=dawdle, worker_seconds=600.0
         )
         assert outcome.progress.restarts == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from daskps.device.pool import ComputePool
-from daskps.driver.dask import Workers
+from daskps.driver.dask import DaskBackend
 from daskps.driver.driver import Driver
 from daskps.errors import ConfigError, DaskpsError, LockedError
 from daskps.reports import BatchReport, Progress
@@ -36,7 +36,7 @@ def test_periodic_snapshots_are_published_and_old_ones_dropped(trained: Trained)
 def minutes_pass(monkeypatch: pytest.MonkeyPatch, minutes: float) -> Callable[[Progress], None]:
     """Let the driver's clock go on by so many minutes with every batch, and by nothing else."""
     now = [0.0]
-    monkeypatch.setattr(Workers, "time", lambda _: now[0])
+    monkeypatch.setattr(DaskBackend, "time", lambda _: now[0])
 
     def go_on(_: Progress) -> None:
         now[0] += 60 * minutes

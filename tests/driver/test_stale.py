@@ -15,7 +15,7 @@ from daskps.node.begin import IncarnationStart
 from daskps.node.node import OpenNode
 from daskps.node.stages import check_free, close, find_node, holding, release
 from daskps.storage.model_directory import ModelDirectory
-from daskps.types import Batch, BatchId
+from daskps.types import Batch, BatchId, Stage
 from tests.driver.helpers import SMALL, Trained, merged
 
 
@@ -35,11 +35,11 @@ def worker(run: str = "run", incarnation: int = 3, path: str = "model") -> Any:
 def test_a_task_of_another_run_or_incarnation_finds_no_node_and_closes_none(run: str, incarnation: int) -> None:
     here = worker()
     with pytest.raises(StaleError, match=f"cannot pull: incarnation {incarnation} of run {run} has ended"):
-        find_node(here, "pull", run, incarnation)
+        find_node(here, Stage.PULL, run, incarnation)
     close(here, run, incarnation)
     assert here.node is not None
     assert not here.closed
-    assert find_node(here, "pull", "run", 3) is here.node
+    assert find_node(here, Stage.PULL, "run", 3) is here.node
 
 
 @pytest.mark.parametrize(("run", "incarnation"), [("other", 3), ("run", 2)])

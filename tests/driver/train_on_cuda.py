@@ -13,7 +13,7 @@ import sys
 def train(backend: str, nodes: int, devices: int, sync_every: int, out: str) -> None:
     """Train six steps in batches of two, all in flight together, with forwarded rows, a validation and a snapshot."""
     import daskps
-    from daskps.driver.run import local_workers
+    from daskps.driver.dask import local_workers
 
     synthetic = {"examples": 144, "slots": 3, "keys_per_bag": 2, "keys_per_slot": 40, "dense_features": 2}
     job = {

@@ -9,9 +9,10 @@ import pytest
 
 from daskps.device.memory import keep_freed_memory
 from daskps.device.pool import NICENESS
-from daskps.driver.run import local_workers
-from daskps.node.dask import AHEAD, STAGES, enter
-from daskps.wire.link import Link, ListenOptions
+from daskps.driver.dask import local_workers
+from daskps.node.dask import EXECUTORS, LOW_PRIORITY, enter
+from daskps.wire.link import Link
+from daskps.wire.transport import ListenOptions
 
 
 def niceness() -> int:
@@ -35,11 +36,11 @@ def test_threads_that_work_ahead_let_training_and_messages_go_first() -> None:
         client.run(enter, "run")
         (worker,) = client.cluster.workers.values()
         executors: dict[str, ThreadPoolExecutor] = worker.executors
-        found = {stage: executors[f"daskps-{stage}"].submit(niceness).result() for stage in STAGES}
+        found = {name: executors[f"daskps-{name}"].submit(niceness).result() for name in EXECUTORS}
         messages, owner = executors["daskps-control"].submit(niceness_in_link).result()
     here = niceness()
     ahead = max(here, NICENESS)
-    assert found == {stage: ahead if stage in AHEAD else here for stage in STAGES}
+    assert found == {name: ahead if name in LOW_PRIORITY else here for name in EXECUTORS}
     assert (messages, owner) == (here, ahead)
 
 

@@ -13,7 +13,7 @@ from distributed import Client
 from daskps.build import features, table_specs
 from daskps.config import make_job
 from daskps.device.pool import ComputePool
-from daskps.driver.run import local_workers, train
+from daskps.driver.dask import local_workers, run_job
 from daskps.errors import CapacityError
 from pipelines.baseline import Shard, train_in_memory
 
@@ -42,7 +42,7 @@ def client() -> Iterator[Client]:
 
 def test_one_and_two_workers_learn_what_daskps_learns(client: Client, tmp_path: Path) -> None:
     found = [train_in_memory(make_job(JOB | {"cluster": {"cores": 1, "nodes": nodes}}), client) for nodes in (1, 2)]
-    expected = train(make_job(JOB | {"out": str(tmp_path)}), client=client).metrics
+    expected = run_job(make_job(JOB | {"out": str(tmp_path)}), client=client).metrics
     del expected["pass"]  # the baseline makes one
     assert expected["auc"] > 0.6
     assert [one.metrics for one in found] == [expected] * 2  # sums are integers: the same model to the bit

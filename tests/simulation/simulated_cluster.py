@@ -1,4 +1,4 @@
-"""The simulated workers as a driver sees them: `daskps.driver.tasks.Cluster` on the simulated clock.
+"""The simulated workers as a driver sees them: a `daskps.driver.tasks.ClusterBackend` on the simulated clock.
 
 A task is on its way for a while, waits for the tasks before it and for its turn on the worker, and its end is heard of
 later. Like Dask, a task whose worker is gone waits for ever; one whose driver is gone is forgotten if it has not begun.
@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from daskps.driver.tasks import WorkerClaim
+from daskps.node.stages import Request
+from daskps.types import Stage
 from tests.simulation.disk import CrashError
 from tests.simulation.process import Process
 from tests.simulation.simloop import set_once, sleep
@@ -31,9 +33,6 @@ class SimTask:
 
     def done(self) -> bool:
         return self.ended.done()
-
-    def exception(self) -> BaseException | None:
-        return self.value if self.status == "error" else None
 
     def end(self, status: str, value: Any) -> None:
         self.status, self.value = status, value
@@ -56,7 +55,7 @@ class SimCluster:
         return {}
 
     def claim(self, run: str, nodes: int, model: str, fit: Sequence[str]) -> WorkerClaim:
-        """Like a scheduler that takes every other driver for dead, as one may that was cut off: epochs must do."""
+        """Like a scheduler that was cut off and takes every other driver for dead: incarnations must be enough."""
         self._breathe()
         return WorkerClaim(tuple(fit[:nodes]) if len(fit) >= nodes else ())
 
@@ -66,16 +65,18 @@ class SimCluster:
     def prepare(self, run: str, workers: Sequence[str]) -> None:
         self._breathe()
 
-    def submit(self, worker: str, stage: str, run: str, *values: Any) -> SimTask:
+    def submit(self, worker: str, task: Stage | Request, run: str, *values: Any) -> SimTask:
         self._breathe()
         self._world.tasks += 1
-        task = SimTask(self._world.tasks, self._world.by_name[worker])
+        started = SimTask(self._world.tasks, self._world.by_name[worker])
         before = [value for value in values if isinstance(value, SimTask)]
         plain = [value for value in values if not isinstance(value, SimTask)]
-        self._world.spawn(self._run(task, before, stage, run, plain))
-        return task
+        self._world.spawn(self._run(started, before, task, run, plain))
+        return started
 
-    async def _run(self, task: SimTask, before: list[SimTask], stage: str, run: str, values: list[Any]) -> None:
+    async def _run(
+        self, task: SimTask, before: list[SimTask], what: Stage | Request, run: str, values: list[Any]
+    ) -> None:
         for earlier in before:
             await earlier.ended
             if earlier.status == "error":
@@ -85,7 +86,7 @@ class SimCluster:
         worker = task.worker
         if not (worker.alive and self._driver.alive):
             return
-        work = worker.spawn(worker.run(stage, run, values))
+        work = worker.spawn(worker.run(what, run, values))
         await _either(work, worker.lost)
         if not work.done() or work.cancelled():
             return  # the worker died
@@ -128,6 +129,9 @@ class SimCluster:
             await self.sleep(seconds)
             raise TimeoutError
         return task.value
+
+    def error(self, task: Any) -> BaseException | None:
+        return task.value if task.status == "error" else None
 
     async def sleep(self, seconds: float) -> None:
         self._breathe()

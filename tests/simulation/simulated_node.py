@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from daskps.errors import PeerError, StaleError
 from daskps.mem import MemPS
 from daskps.node.begin import IncarnationStart, check_begun
 from daskps.node.memory import CapacityReport
-from daskps.node.node import NodeInfo
+from daskps.node.node import NodeInfo, Publication
 from daskps.reports import BatchReport, StageTime, Summary, validations_of
 from daskps.storage.model_directory import Epoch, SnapshotMeta, follow
 from daskps.storage.partition import KeyPartition, KeysByOwner
-from daskps.types import BatchId
+from daskps.types import BatchId, Stage
 from daskps.wire.client import PullResult
 from daskps.wire.link import Peers
 from daskps.wire.message import Message
@@ -106,7 +106,7 @@ class SimNode:
             first_batch=self.start.batch + 1,
         )
 
-    def opened(self) -> NodeInfo:
+    def info(self) -> NodeInfo:
         data = self.world.data
         return NodeInfo(
             incarnation=self.incarnation.number,
@@ -184,6 +184,16 @@ class SimNode:
                 self.world.later(self.world.delay(), _hear_gone, worker, place, self.rank)
 
     # ------------------------------------------------------------------------------ stages
+
+    def stages(self) -> dict[Stage, Callable[[BatchId], Awaitable[Any]]]:
+        return {
+            Stage.READ: self.read,
+            Stage.DEDUP: self.dedup,
+            Stage.PULL: self.pull,
+            Stage.LOAD: self.load,
+            Stage.TRAIN: self.train,
+            Stage.PUSH: self.push,
+        }
 
     async def read(self, token: BatchId) -> None:
         await sleep(self.world.delay() / 4)
@@ -268,13 +278,13 @@ class SimNode:
         del self.flights[token.first_step]
         if token.snapshot:
             await peers.prepared(token.snapshot, token.batch)
-        receipts = self._receipts(token.snapshot) if token.snapshot else {}
+        digests = self._digests(token.snapshot) if token.snapshot else {}
         examples = sum(len(self.slice(step)) for step in range(token.first_step, token.stop_step))
-        times = (StageTime("push", started, asyncio.get_running_loop().time()),)
+        times = (StageTime(Stage.PUSH, started, asyncio.get_running_loop().time()),)
         if token.snapshot:
             self.pushed[token.snapshot] = times[0]
         counts, levels = {"distinct_keys": 1.0}, {"row_capacity": float(CAPACITY), "read_steps": READ_STEPS}
-        return BatchReport(token, self.rank, examples, times, counts, {}, levels, receipts=receipts)
+        return BatchReport(token, self.rank, examples, times, counts, {}, levels, digests=digests)
 
     def slice(self, step: int) -> range:
         return self.world.data.slice(step, self.rank, self.nodes)
@@ -289,9 +299,9 @@ class SimNode:
         self._capture(name)
         for rows in self.rows.values():
             await self.work(lambda rows=rows: rows.flush(batch, name))
-        return self._receipts(name)
+        return self._digests(name)
 
-    def _receipts(self, name: str) -> dict[str, Any]:
+    def _digests(self, name: str) -> dict[str, Any]:
         return {table: store.digests(name) for table, store in self.stores.items()}
 
     async def record(self, lines: list[str], last_batch: int) -> None:
@@ -301,23 +311,15 @@ class SimNode:
     async def summary(self) -> Summary:
         return Summary()
 
-    async def publish(
-        self,
-        name: str,
-        batch: int,
-        position: int,
-        receipts: dict[str, Any],
-        progress: dict[str, Any],
-        lines: list[str],
-        last_batch: int,
-    ) -> tuple[str, ...]:
+    async def publish(self, snapshot: Publication) -> tuple[str, ...]:
         self._check()
-        await self.record(lines, last_batch)
+        name, batch, position, progress = snapshot.name, snapshot.batch, snapshot.position, snapshot.progress
+        await self.record(snapshot.lines, snapshot.last_batch)
         assert self._recorded == [*range(self.start.batch + 1, batch + 1)], "a snapshot's batches are in the record"
         draft = SnapshotMeta(batch, position, self.world.schedule.partitions, progress=progress)
         if self._job.merges_batches:
             self.world.check_whole(position)
-        self.incarnation.publish(draft, self._captured.pop(name), receipts)
+        self.incarnation.publish(draft, self._captured.pop(name), snapshot.digests)
         self.world.published(name)
         pushes = [worker.node.pushed.get(name) for worker in self.crew if worker.node is not None]
         place = f"{self.run} {self.incarnation.number}"

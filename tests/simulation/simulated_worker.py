@@ -6,14 +6,15 @@ What happens to the node that is open here when a driver comes (`release`, `find
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from daskps.errors import DaskpsError, StaleError
 from daskps.node.begin import IncarnationStart, take_over
-from daskps.node.dask import OPEN_MODEL
-from daskps.node.stages import check_free, close, find_node, holding, release
+from daskps.node.dask import CONTROL
+from daskps.node.stages import Request, check_free, close, find_node, holding, method_of, release
 from daskps.storage.model_directory import ModelDirectory
-from daskps.types import BatchId
+from daskps.types import BatchId, Stage
 from daskps.wire.message import Message, MessageKind, refusal
 from tests.simulation.process import Process
 from tests.simulation.simulated_node import SimNode
@@ -32,44 +33,50 @@ class SimWorker(Process):
         self._threads: dict[str, asyncio.Lock] = {}
         self.gone_at: float | None = None  # when the scheduler hears that it is
 
-    async def run(self, stage: str, run: str, values: list[Any]) -> Any:
-        """What Dask would run as `run_stage` or `run_control`."""
-        staged = isinstance(values[0], BatchId)
-        async with self._threads.setdefault(stage if staged else "control", asyncio.Lock()):
-            if staged:
-                token: BatchId = values[0]
-                return await self._guarded(find_node(self, stage, token.run, token.incarnation), stage, values)
-            return await self._control(stage, run, *values)
+    async def run(self, task: Stage | Request, run: str, values: list[Any]) -> Any:
+        """What Dask would run as `run_stage` or `run_request`."""
+        if isinstance(task, Stage):
+            token: BatchId = values[0]
+            async with self._threads.setdefault(task, asyncio.Lock()):
+                node = find_node(self, task, token.run, token.incarnation)
+                return await self._guarded(node, node.stages()[task], values)
+        async with self._threads.setdefault(CONTROL, asyncio.Lock()):
+            return await self._answer(task, run, *values)
 
-    async def _control(self, verb: str, run: str, incarnation: int, *values: Any) -> Any:
-        if verb == "begin":
-            if not (incarnation or values[1:]):  # of what a node without a driver has, the driver asks anyway
-                self.world.row_folders.check_outlived()
-            taken = take_over(self.directory(), run, incarnation)
-            snapshot = self.directory().resume_point()
-            self.world.check_snapshot(snapshot)
-            return IncarnationStart(taken.number, taken.index, snapshot.id if snapshot else None, None, taken.model)
-        if verb == OPEN_MODEL:
-            return holding(self, *values)
-        if verb == "release":
-            return release(self, run, incarnation, *values)
-        if verb == "open":
-            check_free(self)
-            rank, nodes, job, begun, _, _ = values
-            try:
-                self.node = SimNode(self, run, rank, nodes, job, begun)
-            except Exception as error:
-                self.world.not_opened.append((self.name, run, incarnation, error))
-                raise
-            return self.node.opened()
-        if verb == "close":
-            return close(self, run, incarnation)
-        return await self._guarded(find_node(self, verb, run, incarnation), verb, list(values))
+    async def _answer(self, request: Request, run: str, incarnation: int, *values: Any) -> Any:
+        match request:
+            case Request.HOLDING:
+                return holding(self, *values)
+            case Request.BEGIN:
+                return self._begin(run, incarnation, *values)
+            case Request.RELEASE:
+                return release(self, run, incarnation, *values)
+            case Request.OPEN:
+                check_free(self)
+                rank, nodes, job, begun, _, _ = values
+                try:
+                    self.node = SimNode(self, run, rank, nodes, job, begun)
+                except Exception as error:
+                    self.world.not_opened.append((self.name, run, incarnation, error))
+                    raise
+                return self.node.info()
+            case Request.CLOSE:
+                return close(self, run, incarnation)
+        node = find_node(self, request, run, incarnation)
+        return await self._guarded(node, method_of(node, request), list(values))
 
-    async def _guarded(self, node: SimNode, verb: str, values: list[Any]) -> Any:
+    def _begin(self, run: str, incarnation: int, *values: Any) -> IncarnationStart:
+        if not (incarnation or values[1:]):  # of what a node without a driver has, the driver asks anyway
+            self.world.row_folders.check_outlived()
+        taken = take_over(self.directory(), run, incarnation)
+        snapshot = self.directory().resume_point()
+        self.world.check_snapshot(snapshot)
+        return IncarnationStart(taken.number, taken.index, snapshot.id if snapshot else None, None, taken.model)
+
+    async def _guarded(self, node: SimNode, call: Callable[..., Awaitable[Any]], values: list[Any]) -> Any:
         """What is raised inside stops all nodes."""
         try:
-            return await getattr(node, verb)(*values)
+            return await call(*values)
         except Exception as error:
             if node.peers is not None:
                 node.peers.session.fail(error if isinstance(error, DaskpsError) else DaskpsError(repr(error)))

@@ -23,12 +23,13 @@ from daskps.api import Watch, train
 from daskps.config import make_job
 from daskps.data.order import Steps
 from daskps.driver import driver
+from daskps.driver.dask import local_workers
 from daskps.driver.driver import Outcome, Recording, drive
-from daskps.driver.run import local_workers
 from daskps.driver.tasks import Tasks, WorkerClaim
 from daskps.node.begin import IncarnationStart
 from daskps.node.memory import CapacityReport
 from daskps.node.node import NodeInfo
+from daskps.node.stages import Request
 from daskps.reports import (
     POINTS,
     TIMELINE_BATCHES,
@@ -41,9 +42,9 @@ from daskps.reports import (
     validation_line,
 )
 from daskps.storage.record import RecordWriter, read_record
-from daskps.types import BatchId
-from daskps.view.figures import STAGES, Record
-from daskps.view.live import NAME, TOPIC, Collector, Live
+from daskps.types import BatchId, Stage
+from daskps.view.dask import NAME, TOPIC, Collector, Live
+from daskps.view.figures import Record
 from daskps.view.report import render
 
 BATCHES, NODES, STEP = 100_000, 8, 64
@@ -77,7 +78,7 @@ def report_of(token: BatchId, rank: int, now: float) -> BatchReport:
     own = token.batch + rank / 16
     times = tuple(
         StageTime(stage, now + at / 7 + own / 1e6, now + at / 7 + 0.1 + own / 1e6, 0.01)
-        for at, stage in enumerate(STAGES)
+        for at, stage in enumerate(Stage)
     )
     return BatchReport(
         token=token,
@@ -100,9 +101,6 @@ class Done:
 
     def done(self) -> bool:
         return True
-
-    def exception(self) -> None:
-        return None
 
 
 @dataclass
@@ -139,36 +137,39 @@ class Instant:
     async def fetch(self, task: Done, seconds: float) -> Any:
         return task.value
 
+    def error(self, task: Done) -> None:
+        return None
+
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def submit(self, worker: str, stage: str, run: str, *values: Any) -> Done:
+    def submit(self, worker: str, task: Stage | Request, run: str, *values: Any) -> Done:
         self.count += 1
         rank = int(worker.rpartition(":")[0].rpartition(".")[2])
-        return Done(self.count, self._answer(rank, stage, run, *values))
+        return Done(self.count, self._answer(rank, task, run, *values))
 
-    def _answer(self, rank: int, stage: str, run: str, *values: Any) -> Any:
-        if stage == "begin":
+    def _answer(self, rank: int, task: Stage | Request, run: str, *values: Any) -> Any:
+        if task is Request.BEGIN:
             return IncarnationStart(1, 1, None, None, "id")
-        if stage == "open":
+        if task is Request.OPEN:
             return NodeInfo(1, "here", "out", None, -1, 0, BATCHES * STEP, Steps(STEP), 1_000, 10, {})
-        if stage == "dedup":
+        if task is Stage.DEDUP:
             return CapacityReport(rank, 10, ((1,) * NODES,), (10**9,))
-        if stage == "push":
+        if task is Stage.PUSH:
             self.now += 0.1 / NODES
             return report_of(values[0], rank, self.now)
-        if stage == "evaluate":
+        if task is Request.EVALUATE:
             return dict.fromkeys(METRICS, self.now)
-        if stage == "publish":
-            self._write(*values[-2:])
+        if task is Request.PUBLISH:
+            self._write(values[-1].lines, values[-1].last_batch)
             if self.writer is not None:
                 self.writer.end_file()
             return ()
-        if stage == "prepare":
+        if task is Request.PREPARE:
             return {}
-        if stage == "record":
+        if task is Request.RECORD:
             self._write(*values[-2:])
-        return self.summary if stage == "summary" else None
+        return self.summary if task is Request.SUMMARY else None
 
     def _write(self, lines: list[str], last_batch: int) -> None:
         self.lines += len(lines)
@@ -329,7 +330,7 @@ def test_dask_forgets_the_tasks_of_a_run_as_it_goes(monkeypatch: pytest.MonkeyPa
         scheduler = client.cluster.scheduler
         train(job, client=client, on_progress=lambda _: counts.append(len(scheduler.tasks)), report=False)
     assert len(counts) > 40
-    assert max(counts) < len(STAGES) * 20
+    assert max(counts) < len(Stage) * 20
 
 
 def test_live_pages_of_a_resumed_run_show_all_of_it(tmp_path: Path) -> None:

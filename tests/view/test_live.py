@@ -10,7 +10,8 @@ import pytest
 from distributed import Client
 
 from daskps.driver.driver import Outcome
-from daskps.view.figures import STAGES, TIERS
+from daskps.types import Stage
+from daskps.view.figures import TIERS
 from tests.view.browser import Browser, find_chromium
 from tests.view.helpers import needs
 
@@ -35,7 +36,7 @@ def test_dasks_own_endpoint_has_the_metrics(address: str, outcome: Outcome) -> N
     assert float(values['daskps_metric{job="seen",metric="auc"}']) == pytest.approx(outcome.metrics["auc"])
     for tier in TIERS:
         assert f'daskps_hit_ratio{{job="seen",tier="{tier}"}}' in values
-    for stage in STAGES:
+    for stage in Stage:
         assert float(values[f'daskps_stage_tasks{{stage="{stage}"}}']) == 0  # nothing is left behind
         assert float(values[f'daskps_stage_busy_seconds_total{{stage="{stage}"}}']) > 0
 
@@ -69,7 +70,7 @@ def test_the_report_shows_its_charts_in_a_real_browser(outcome: Outcome, tmp_pat
     with Browser(tmp_path / "profile") as browser:
         browser.open(Path(str(outcome.report)).as_uri())
         assert browser.wait("document.querySelectorAll('svg[data-chart]').length") == 6
-        assert browser.evaluate("document.querySelectorAll('svg.timeline rect').length") >= 8 * len(STAGES)
+        assert browser.evaluate("document.querySelectorAll('svg.timeline rect').length") >= 8 * len(Stage)
         assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         fetched = browser.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
         assert fetched == []  # nothing from outside
@@ -82,4 +83,4 @@ def test_the_report_shows_its_charts_in_a_real_browser(outcome: Outcome, tmp_pat
 
 def test_tasks_bear_the_names_of_their_stages(client: Client, outcome: Outcome) -> None:
     names = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes))
-    assert {f"daskps-{stage}" for stage in STAGES} <= set(names)
+    assert {f"daskps-{stage}" for stage in Stage} <= set(names)

@@ -18,8 +18,9 @@ from daskps.mem import MemPS
 from daskps.storage.partition import KeyPartition, Placement
 from daskps.types import Field, RowLayout
 from daskps.wire.exchange import Touched
-from daskps.wire.link import Link, ListenOptions
+from daskps.wire.link import Link
 from daskps.wire.session import Member
+from daskps.wire.transport import ListenOptions
 from tests.simulation import reference
 from tests.simulation.reference import Data, States
 
