@@ -18,6 +18,7 @@ from daskps.ssd import TableStore
 from daskps.storage.partition import KeysByOwner
 from daskps.types import Batch, BatchId, Floats, Int64s, Keys, WorkingSet
 from daskps.wire.client import PullResult
+from daskps.wire.collective import Handle
 
 NO_KEYS: Keys = np.empty(0, np.uint64)
 
@@ -45,6 +46,7 @@ class NodeBatch:
     )  # by table: keys grouped by owner; only with several nodes
     rows: dict[str, Floats] = field(default_factory=dict)  # by table: (U, width), filled by the pull
     pulled: dict[str, PullResult] = field(default_factory=dict)
+    weights: Handle[list[Floats]] | None = None  # by rank: the largest example weight of each step; on several nodes
     tables: list[HbmTable] = field(default_factory=list)
     loaded: threading.Event = field(default_factory=threading.Event)  # `tables` are complete, with their rows
     times: list[tuple[str, float, float, float]] = field(default_factory=list)  # stage, start, end, seconds waited

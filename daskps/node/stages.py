@@ -29,6 +29,8 @@ from daskps.node.node import NodeInfo, OpenNode
 from daskps.node.trainer import largest_weights
 from daskps.reports import BatchReport, Forecast, StageTime
 from daskps.types import BatchId, Stage
+from daskps.wire.collective import Tag
+from daskps.wire.message import MessageKind
 
 # Fields of the disk tier's statistics that a report has.
 DISK_LEVELS = ("disk_bytes", "stale_rows", "files", "compactions", "compacted_rows")
@@ -277,7 +279,8 @@ def pull(node: OpenNode, token: BatchId) -> tuple[None, float]:
     started, busy = time.perf_counter(), node.link.busy_seconds
     wanted = {table: (keys[table], rows) for table, rows in flight.rows.items()}
     if node.nodes > 1 and node.job.train.sync_every == 1:
-        node.link.tell_weights(token.batch, largest_weights(flight.batch, flight.step_starts))
+        tag = Tag(MessageKind.WEIGHTS, token.batch)
+        flight.weights = node.link.collective.all_gather(tag, largest_weights(flight.batch, flight.step_starts))
     flight.pulled = node.link.pull(token.batch, wanted, flight.owners)
     worked = node.link.busy_seconds - busy
     return None, max(0.0, time.perf_counter() - started - worked)

@@ -92,9 +92,10 @@ class Trainer:
         apart = None
         if exchange is not None and self._sync_every > 1:
             apart, exchange = ReplicaMerger(flight, self.networks, exchange, self._sync_every), None
-        largest = largest_weights(flight.batch, flight.step_starts)
-        if exchange is not None:
-            largest = exchange.largest_weights(largest)
+        if flight.weights is None:
+            largest = largest_weights(flight.batch, flight.step_starts)
+        else:
+            largest = np.max(flight.weights.wait(), axis=0)
         self._ahead = self._parts(flight, 0)
         for step in range(len(flight.step_starts) - 1):
             try:

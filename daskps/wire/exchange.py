@@ -5,7 +5,8 @@ node touched and the sums over all nodes. For `sync_every` above 1, rows whose r
 
 An owner lists the rows shared by two nodes in the same order to both. So once per batch the two nodes send each other
 the positions of these rows. After that a row is identified in a message by 4 bytes, its position at the receiver, and
-no key is looked up. `pack` and `add` compute in the stage's thread; `begin` and `swap` run on the event loop.
+no key is looked up. `pack` and `add` compute in the stage's thread; between them, a `Collective` exchanges what `pack`
+returns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from daskps.device.native import library
 from daskps.device.pool import ComputePool
 from daskps.errors import NonFiniteError, ProtocolError
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
+from daskps.wire.collective import Tag, swap
 from daskps.wire.message import Array, MessageKind
 from daskps.wire.session import Session
 
@@ -107,13 +109,6 @@ class Exchange:
                 theirs = self._theirs[peer, table] = np.full(view.rows, -1, np.int32)
                 theirs[view.with_peer[peer]] = numbers
 
-    async def sum_rows(self, step: int, touched: Mapping[str, Touched]) -> dict[str, tuple[Touched, Touched]]:
-        """Return, for each table, the sums over all nodes in two parts.
-
-        First the rows touched here, whose sums are updated in place; second the rows that only other nodes touched.
-        """
-        return self.add(touched, await self.swap(step, self.pack(touched)))
-
     def pack(self, touched: Mapping[str, Touched]) -> dict[int, Packed]:
         """Return the arrays to send to each peer: positions, widths and bytes of every table (format: sums.cpp)."""
         self._buffers.turn()
@@ -145,14 +140,6 @@ class Exchange:
         )
         rows = int(count[0])
         return numbers[:rows], widths[:rows], values[:size]
-
-    async def swap(self, step: int, packed: Mapping[int, Packed]) -> dict[int, Packed]:
-        """Send one message to each peer, even an empty one, and return the one from each."""
-        session = self._session
-        session.check()  # a single node sends and receives nothing, and would not notice that its run has ended
-        for peer, arrays in packed.items():
-            session.send(peer, MessageKind.SUMS, self._batch, step=step, arrays=arrays)
-        return {peer: (await session.receive(MessageKind.SUMS, self._batch, peer, step=step)).arrays for peer in packed}
 
     def add(self, touched: Mapping[str, Touched], received: Mapping[int, Packed]) -> dict[str, tuple[Touched, Touched]]:
         """Add the peers' sums to this node's own. Integer addition is associative, so it can be done in place."""
@@ -224,12 +211,12 @@ class Exchange:
         summed field need it. Each field is merged by its own rule (`daskps.types.Field`).
         """
         session, merged = self._session, {}
-        for peer in session.peers:
-            marked = tuple(np.packbits(touched[table][view.with_peer[peer]]) for table, view in self._shared.items())
-            session.send(peer, MessageKind.TOUCHED, self._batch, step=step, arrays=marked)
+        marked = {
+            peer: tuple(np.packbits(touched[table][view.with_peer[peer]]) for table, view in self._shared.items())
+            for peer in session.peers
+        }
         marks = {table: touched[table].copy() for table in self._shared}
-        for peer in session.peers:
-            arrays = (await session.receive(MessageKind.TOUCHED, self._batch, peer, step=step)).arrays
+        for peer, arrays in (await swap(session, Tag(MessageKind.TOUCHED, self._batch, step), marked)).items():
             wanted = {table: ((len(view.with_peer[peer]) + 7) // 8,) for table, view in self._shared.items()}
             self._check_merge(peer, arrays, wanted, np.uint8)
             for bits, (table, view) in zip(arrays, self._shared.items(), strict=True):
@@ -242,12 +229,9 @@ class Exchange:
             for peer in session.peers
             for rows in (view.with_peer[peer],)
         }
-        for peer in session.peers:
-            parts = tuple(gather(table, chosen[peer, table]) for table in self._shared)
-            session.send(peer, MessageKind.REPLICAS, self._batch, step=step, arrays=parts)
+        parts = {peer: tuple(gather(table, chosen[peer, table]) for table in self._shared) for peer in session.peers}
         received = {}
-        for peer in session.peers:
-            arrays = (await session.receive(MessageKind.REPLICAS, self._batch, peer, step=step)).arrays
+        for peer, arrays in (await swap(session, Tag(MessageKind.REPLICAS, self._batch, step), parts)).items():
             shapes = {table: (len(chosen[peer, table]), layouts[table].width) for table in self._shared}
             self._check_merge(peer, arrays, shapes, np.float32)
             received[peer] = dict(zip(self._shared, arrays, strict=True))

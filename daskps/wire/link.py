@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Bools, Floats, Int32s, Int64s, Keys, RowLayout
 from daskps.wire import client, collective
 from daskps.wire.client import PullResult
+from daskps.wire.collective import Collective, Handle, HostCollective, Tag
 from daskps.wire.exchange import Buffers, Exchange, Packed, Touched
 from daskps.wire.message import Array, Message, MessageKind, MessageSender
 from daskps.wire.owner import Owner, Rows, Work
 from daskps.wire.session import Member, Session
 from daskps.wire.transport import ListenOptions, LoopThread, Transport
+
+T = TypeVar("T")
 
 
 class Peers:
@@ -93,23 +96,6 @@ class Peers:
         await exchange.begin()
         return exchange
 
-    async def tell_weights(self, batch: int, largest: Floats) -> None:
-        """Send all peers this node's largest example weight of each step (steps,), long before they need it."""
-        for peer in self.session.peers:
-            self.session.send(peer, MessageKind.WEIGHTS, batch, arrays=(largest,))
-
-    async def largest_weights(self, batch: int, mine: Floats) -> Floats:
-        """Return the largest example weight of each step over all nodes."""
-        return await collective.largest(self.session, MessageKind.WEIGHTS, batch, mine)
-
-    async def sum_dense(self, batch: int, step: int, mine: Int64s) -> Int64s:
-        """Return the sums over all nodes; `mine` may be written to again two steps later."""
-        return await collective.sum_dense(self.session, batch, step, mine)
-
-    async def mean_dense(self, batch: int, step: int, mine: Floats, count: int) -> tuple[Floats, int]:
-        """Return the means over all nodes and the largest count, for `sync_every` above 1."""
-        return await collective.mean_dense(self.session, batch, step, mine, count)
-
     async def push(self, pulled: PullResult, rows: Floats, snapshot: str = "") -> None:
         """Send trained rows (U, W) to their owners; `snapshot` names the snapshot that ends with this batch, if any."""
         empty = self.partition.pool.buffers.empty
@@ -157,6 +143,15 @@ class Link:
         """Protocol object behind this link; for statistics and tests."""
         assert self._peers is not None, "join first"
         return self._peers
+
+    @property
+    def collective(self) -> Collective:
+        """Collective over all nodes; call it from any thread but the event loop's."""
+        return HostCollective(self.peers.session, self._start)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> Handle[T]:
+        """Start a coroutine on the event loop."""
+        return _Started(self._loop.start(coroutine))
 
     def join(
         self,
@@ -229,10 +224,6 @@ class Link:
 
         return dict(zip(wanted, self._loop.run(all_tables()), strict=True))
 
-    def tell_weights(self, batch: int, largest: Floats) -> None:
-        """Send all peers this node's largest example weight of each step, for `BatchExchange.largest_weights`."""
-        self._loop.run(self.peers.tell_weights(batch, largest))
-
     def wait_deferred(self, pulled: Mapping[str, PullResult], outs: Mapping[str, Floats]) -> dict[str, Int64s]:
         """Wait until every deferred row is in its array, the one given to `pull`; return the rows' positions."""
 
@@ -247,7 +238,8 @@ class Link:
 
     def exchange(self, batch: int, pulled: Mapping[str, PullResult]) -> BatchExchange:
         """Return the exchange for the steps of a batch."""
-        return BatchExchange(self._loop, self.peers, batch, self._loop.run(self.peers.exchange(batch, pulled)))
+        exchange = self._loop.run(self.peers.exchange(batch, pulled))
+        return BatchExchange(self._loop, self.peers.session, self.collective, batch, exchange)
 
     def push(self, pulled: Mapping[str, PullResult], rows: Mapping[str, Floats], snapshot: str = "") -> None:
         """Send trained rows to their owners and end the batch on this node; the arrays may be reused afterwards."""
@@ -301,11 +293,24 @@ class Link:
         self._loop.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Started(Generic[T]):
+    """Coroutine that runs on an event loop of another thread."""
+
+    _future: Future[T]
+
+    def wait(self) -> T:
+        return self._future.result()
+
+
 class BatchExchange:
     """Blocking exchange of sums over all nodes for the steps of one batch; used by the train stage."""
 
-    def __init__(self, loop: LoopThread, peers: Peers, batch: int, exchange: Exchange) -> None:
-        self._loop, self._peers, self._batch, self._exchange = loop, peers, batch, exchange
+    def __init__(
+        self, loop: LoopThread, session: Session, collective: Collective, batch: int, exchange: Exchange
+    ) -> None:
+        self._loop, self._session, self._collective = loop, session, collective
+        self._batch, self._exchange = batch, exchange
 
     def start(self, step: int, touched: Mapping[str, Touched], dense: Int64s) -> Pending:
         """Send this node's sums of a step. Every node does so for every step, and calls `finish` before the next one.
@@ -313,17 +318,11 @@ class BatchExchange:
         `dense` may be written to again two steps later.
         """
         packed = self._exchange.pack(touched)
-
-        async def both() -> tuple[dict[int, Packed], Int64s]:
-            return await asyncio.gather(
-                self._exchange.swap(step, packed), self._peers.sum_dense(self._batch, step, dense)
-            )
-
-        return Pending(self._exchange, touched, self._loop.start(both()))
-
-    def largest_weights(self, mine: Floats) -> Floats:
-        """Return the largest example weight of each step (steps,) over all nodes; each has called `tell_weights`."""
-        return self._loop.run(self._peers.largest_weights(self._batch, mine))
+        rows = self._collective.exchange(Tag(MessageKind.SUMS, self._batch, step), packed)
+        return Pending(
+            *(self._exchange, touched, rows),
+            self._collective.sum(Tag(MessageKind.DENSE, self._batch, step), dense),
+        )
 
     def merge(
         self,
@@ -340,7 +339,7 @@ class BatchExchange:
         async def both() -> tuple[dict[str, tuple[Int32s, Floats]], tuple[Floats, int]]:
             return await asyncio.gather(
                 self._exchange.merge_rows(step, touched, layouts, gather, base),
-                self._peers.mean_dense(self._batch, step, dense, dense_steps),
+                collective.mean_dense(self._session, self._batch, step, dense, dense_steps),
             )
 
         return self._loop.run(both())
@@ -352,7 +351,8 @@ class Pending:
 
     _exchange: Exchange
     _touched: Mapping[str, Touched]
-    _answer: Future[tuple[dict[int, Packed], Int64s]]
+    _rows: Handle[dict[int, Packed]]
+    _dense: Handle[Int64s]
 
     def finish(self) -> tuple[dict[str, tuple[Touched, Touched]], Int64s]:
         """Wait for the sums over all nodes and return them.
@@ -360,8 +360,8 @@ class Pending:
         For each table: the rows touched here, updated in place, and the rows that only other nodes touched. Then the
         sums of the dense network.
         """
-        received, dense = self._answer.result()
-        return self._exchange.add(self._touched, received), dense
+        summed = self._exchange.add(self._touched, self._rows.wait())
+        return summed, self._dense.wait()
 
 
 async def _make_transport(pool: ComputePool) -> Transport:

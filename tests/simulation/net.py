@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from daskps.wire.message import Message
+from daskps.wire.collective import HostCollective, Tag, swap
+from daskps.wire.exchange import Exchange, Touched
+from daskps.wire.message import Message, MessageKind
 from daskps.wire.session import Member, Session
 from tests.simulation.simloop import SimLoop
 
@@ -47,3 +50,34 @@ def on_all(joined: Joined, call: Callable[[Session], Awaitable[Any]], ranks: lis
         return await asyncio.gather(*(call(joined.sessions[rank]) for rank in chosen), return_exceptions=True)
 
     return SimLoop().run(main())  # type: ignore[no-any-return]
+
+
+async def sum_rows(
+    exchange: Exchange, session: Session, batch: int, step: int, touched: Mapping[str, Touched]
+) -> dict[str, tuple[Touched, Touched]]:
+    """The sums over all nodes of one step, as `BatchExchange` gets them in two halves."""
+    return exchange.add(touched, await swap(session, Tag(MessageKind.SUMS, batch, step), exchange.pack(touched)))
+
+
+@dataclass(frozen=True)
+class SimHandle:
+    """A call that is under way on a simulated loop. `wait` lets time pass until it is done."""
+
+    loop: SimLoop
+    task: asyncio.Task[Any]
+
+    def wait(self) -> Any:
+        async def done() -> Any:
+            return await self.task
+
+        return self.loop.run(done())
+
+
+def collectives(joined: Joined) -> list[HostCollective]:
+    """The collective of every node over the simulated network. All share one thread: start on all, then wait."""
+    loop = SimLoop()
+
+    def start(coroutine: Coroutine[Any, Any, Any]) -> SimHandle:
+        return SimHandle(loop, loop.create_task(coroutine))
+
+    return [HostCollective(session, start) for session in joined.sessions]

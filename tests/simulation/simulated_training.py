@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from daskps.types import BatchId
+from daskps.wire.collective import mean_dense, sum_dense
 from daskps.wire.exchange import Exchange, Touched
 from tests.simulation import reference
+from tests.simulation.net import sum_rows
 from tests.simulation.reference import Row
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ async def train_together(node: SimNode, flight: SimFlight, exchange: Exchange, t
             touched[table] = Touched(places, values.reshape(-1, 1))
             total += sum(sums.values())
         summed, dense = await asyncio.gather(
-            exchange.sum_rows(step, touched),
-            peers.sum_dense(token.batch, step, np.array([total, len(examples)], np.int64)),
+            sum_rows(exchange, peers.session, token.batch, step, touched),
+            sum_dense(peers.session, token.batch, step, np.array([total, len(examples)], np.int64)),
         )
         assert dense[1] == node.world.data.step_examples
         node.dense = (node.dense[0] * 3 + int(dense[0])) & reference.MASK, 0
@@ -65,7 +67,7 @@ async def merge(
     peers, (value, count), layouts = node.joined, node.dense, dict.fromkeys(flight.rows, node.world.layout)
     rows, (mean, most) = await asyncio.gather(
         exchange.merge_rows(step, touched, layouts, lambda table, places: flight.rows[table][places]),
-        peers.mean_dense(batch, step, np.array([value], np.uint32).view(np.float32), count),
+        mean_dense(peers.session, batch, step, np.array([value], np.uint32).view(np.float32), count),
     )
     for table, (places, values) in rows.items():
         flight.rows[table][places] = values

@@ -19,7 +19,7 @@ from daskps.wire.collective import mean_dense, sum_dense
 from daskps.wire.exchange import Buffers, Exchange, Shared, Touched, merge_replicas, tell
 from daskps.wire.message import Message, MessageKind
 from daskps.wire.session import WAITS, Session
-from tests.simulation.net import Joined, on_all
+from tests.simulation.net import Joined, on_all, sum_rows
 
 nodes_and_seed = {"nodes": st.integers(1, 9), "seed": st.integers(0, 2**32)}
 
@@ -96,7 +96,7 @@ def test_a_row_touched_anywhere_has_the_sum_over_all_nodes_on_every_holder(
             rows = np.array([held[session.rank].index(key) for key in mine], np.int32)
             values = np.array([*mine.values()], np.int64).reshape(-1, 3)
             empty = Touched(np.empty(0, np.int32), np.empty((0, 2), np.int64))
-            result = await exchange.sum_rows(number, {"main": Touched(rows, values), "other": empty})
+            result = await sum_rows(exchange, session, 0, number, {"main": Touched(rows, values), "other": empty})
             assert [len(some.rows) for some in result["other"]] == [0, 0]
             pairs = [
                 pair for some in result["main"] for pair in zip(some.rows.tolist(), some.sums.tolist(), strict=True)
@@ -202,7 +202,7 @@ def test_a_wait_that_takes_too_long_names_node_stage_and_batch_and_stops_all_nod
         exchange = await begun(session, 4, {"main": sharing([[1], [1], [1]], session.rank)})
         joined.lose(2)
         nothing = Touched(np.empty(0, np.int32), np.empty((0, 1), np.int64))
-        await exchange.sum_rows(17, {"main": nothing})
+        await sum_rows(exchange, session, 4, 17, {"main": nothing})
 
     results = on_all(joined, step)
     assert all(isinstance(result, PeerError) for result in results)
@@ -322,7 +322,9 @@ def test_a_packed_sum_has_every_bit(values: list[int]) -> None:
     async def step(session: Session) -> Any:
         exchange = await begun(session, 0, {"main": sharing([keys] * 2, session.rank)})
         touched = np.arange(len(keys) if session.rank else 0, dtype=np.int32)
-        _, fresh = (await exchange.sum_rows(0, {"main": Touched(touched, sums[: len(touched)].copy())}))["main"]
+        _, fresh = (await sum_rows(exchange, session, 0, 0, {"main": Touched(touched, sums[: len(touched)].copy())}))[
+            "main"
+        ]
         return fresh.rows.tolist(), fresh.sums.tolist()
 
     received, nothing = on_all(Joined(2), step)
@@ -349,7 +351,7 @@ def test_one_node_alone_stops_when_its_incarnation_has_ended() -> None:
     async def step(session: Session) -> None:
         exchange = await begun(session, 0, {"main": sharing([[1]], 0)})
         session.close()
-        await exchange.sum_rows(0, {"main": Touched(np.zeros(1, np.int32), np.zeros((1, 1), np.int64))})
+        await sum_rows(exchange, session, 0, 0, {"main": Touched(np.zeros(1, np.int32), np.zeros((1, 1), np.int64))})
 
     (result,) = on_all(Joined(1), step)
     assert isinstance(result, PeerError)
