@@ -137,7 +137,9 @@ async def decode(
             f"a message has an invalid header: {error!r}; all nodes must run one version of daskps"
         ) from None
     if negative or wanted_bytes != array_bytes:  # before anything is allocated
-        raise ProtocolError(f"a message {kind} says {array_bytes:,} bytes, but its arrays have others: {described}")
+        raise ProtocolError(
+            f"a message {kind} announces arrays of {array_bytes:,} bytes in all, but describes others: {described}"
+        )
     arrays = [empty(shape, dtype) for shape, dtype in shapes]
     if array_bytes <= JOINED_BYTES:
         data, start = memoryview(await read(array_bytes) if array_bytes else b""), 0

@@ -21,6 +21,7 @@ from daskps.wire.exchange import Touched
 from daskps.wire.link import Link
 from daskps.wire.session import Member
 from daskps.wire.transport import ListenOptions
+from tests.mem.memory_store import MemoryStore
 from tests.simulation import reference
 from tests.simulation.reference import Data, States
 
@@ -28,33 +29,12 @@ LAYOUT = RowLayout((Field("value", 1, "uint32"), Field("count", 1, "uint32")))
 BATCH_STEPS = 2
 
 
-class DictionaryStore:
-    """Rows in a dictionary; snapshots are copies of it."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, bytes] = {}
-        self.snapshots: dict[str, dict[int, bytes]] = {}
-
-    def append(self, keys: np.ndarray, rows: np.ndarray) -> None:
-        self.rows |= {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
-
-    def load(self, keys: np.ndarray, out: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        out = np.zeros((len(keys), LAYOUT.width), np.float32) if out is None else out
-        found = np.array([key in self.rows for key in keys.tolist()], np.bool_)
-        for place in np.flatnonzero(found):
-            out[place] = np.frombuffer(self.rows[int(keys[place])], np.float32)
-        return out, found
-
-    def prepare(self, snapshot_id: str) -> None:
-        self.snapshots[snapshot_id] = dict(self.rows)
-
-
 class Node:
     """One node: a thread that pulls batches ahead, and one that trains and pushes them."""
 
     def __init__(self, data: Data, rank: int, nodes: int, wire: ListenOptions, depth: int, by: str = "mixed") -> None:
         self.data, self.rank, self.nodes, self.depth = data, rank, nodes, depth
-        self.store, self.dense = DictionaryStore(), 1
+        self.store, self.dense = MemoryStore(LAYOUT.width), 1
         self.link = Link(wire, alone=nodes == 1)
         self.partition = KeyPartition(Placement(8, by), nodes, ComputePool(1))  # type: ignore[arg-type]
         self.errors: list[DaskpsError] = []
