@@ -200,9 +200,9 @@ def test_threads_that_refresh_at_once_leave_one_lock(
         for thread in threads:
             thread.join()
         assert model.snapshot.id == second
-        manifest = str(tmp_path / "m" / "snapshots" / model.snapshot.id / "manifest.json")
-        assert LocalFiles().seize(manifest) is None
-    assert LocalFiles().seize(manifest) is not None
+        files, manifest = LocalFiles(tmp_path / "m"), f"snapshots/{model.snapshot.id}/manifest.json"
+        assert files.seize(manifest) is None
+    assert files.seize(manifest) is not None
     with pytest.raises(StoreError, match="was closed"):
         model.refresh()
 
@@ -211,7 +211,7 @@ def test_a_writer_that_may_not_write_a_manifest_sees_its_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "manifest.json").touch()
-    files, path, open_file = LocalFiles(), str(tmp_path / "manifest.json"), os.open
+    files, name, open_file = LocalFiles(tmp_path), "manifest.json", os.open
 
     def only_read(path: str, flags: int) -> int:
         if flags & os.O_RDWR:
@@ -219,10 +219,10 @@ def test_a_writer_that_may_not_write_a_manifest_sees_its_readers(
         return open_file(path, flags)
 
     monkeypatch.setattr(os, "open", only_read)
-    release = files.share(path)
-    assert files.seize(path) is None
+    release = files.share(name)
+    assert files.seize(name) is None
     release()
-    assert files.seize(path) is not None
+    assert files.seize(name) is not None
 
 
 # -- other processes ---------------------------------------------------------------------------------------------------

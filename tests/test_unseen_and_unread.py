@@ -15,7 +15,7 @@ import daskps
 from daskps.cli.main import main
 from daskps.data.schema import Slot, key_of
 from daskps.errors import ConfigError
-from daskps.storage.log import checksum, seal, unseal
+from daskps.storage.sealed import LOG_JSON, checksum
 
 SLOTS = [{"name": "id"}, {"name": "flag"}, {"name": "tags", "kind": "multi", "table": "tags"}]
 
@@ -77,12 +77,14 @@ def test_a_model_from_before_key_rules_is_asked_by_the_first_one(model: Path, tm
     }
     daskps.train(job, report=False)
     (manifest,) = tmp_path.glob("m/snapshots/*/manifest.json")
-    fields = unseal(manifest.read_bytes(), "manifest")
+    fields = LOG_JSON.read(manifest.read_bytes(), "manifest")
     settings = fields["draft"]["settings"]
     del settings["numerics"], settings["result"], settings["job"]["data"]["key_rule"]
-    manifest.write_bytes(seal(fields))
+    manifest.write_bytes(LOG_JSON.write(fields))
     entry = tmp_path / "m" / "log" / "00000002.json"
-    entry.write_bytes(seal(unseal(entry.read_bytes(), "entry") | {"manifest": checksum(manifest.read_bytes())}))
+    entry.write_bytes(
+        LOG_JSON.write(LOG_JSON.read(entry.read_bytes(), "entry") | {"manifest": checksum(manifest.read_bytes())})
+    )
     predicted = run("predict", str(tmp_path / "m"), str(model / "rows.csv"), "-o", str(tmp_path / "p.parquet"))[0]
     assert predicted["unseen_keys"] == 0
     probabilities = pq.read_table(tmp_path / "p.parquet")["probability"].to_numpy()

@@ -16,8 +16,8 @@ from daskps.build import StepReader, of_files
 from daskps.config import Data, Job, complete, recorded_job
 from daskps.errors import ConfigError, DataError, StaleError, TrainingError
 from daskps.node.tables import check_clearable
-from daskps.ssd.files import files_at
 from daskps.ssd.table_store import make_table, partition_name
+from daskps.storage.files import files_at
 from daskps.storage.log import Entry
 from daskps.storage.model_directory import Epoch, ModelDirectory
 from daskps.storage.partition import Placement
@@ -66,7 +66,7 @@ def begin(job: Job, run: str, previous: int = 0, ours: bool = False, resume: boo
     if snapshot is None:
         for table in job.tables:  # later each node fills its own partitions, under their locks
             path = f"{directory.path}/tables/{table}"
-            for name in directory.files.list(path):
+            for name in directory.files.list_folder(f"tables/{table}"):
                 if name.startswith("partition-"):
                     check_clearable(f"{path}/{name}", incarnation.model)
             make_table(path, placement_of(job), anew=True)

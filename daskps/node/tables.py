@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from daskps.device.pool import ComputePool
 from daskps.errors import StoreError
 from daskps.ssd import Options, TableStore, recovery
-from daskps.ssd.files import files_at
-from daskps.ssd.format import LOCK, MANIFEST
+from daskps.ssd.format import MANIFEST
 from daskps.ssd.table_store import partition_name
-from daskps.storage.files import LocalFiles
+from daskps.storage.files import LOCK, files_at, fsync_path
 from daskps.storage.model_directory import settle
 from daskps.storage.partition import Placement
 from daskps.types import RowLayout
@@ -139,8 +138,8 @@ def copy_partition(source: str, target: str, snapshot: str, *, was: str, now: st
         os.makedirs(os.path.dirname(f"{target}/{name}"), exist_ok=True)
         _link_or_copy(f"{source}/{name}", f"{target}/{name}")
     for folder in (os.path.dirname(target), *(folder for folder, _, _ in os.walk(target))):
-        LocalFiles().sync(folder)
-    copy.publish(MANIFEST, replace(manifest, model=now, snapshots=(chosen,)).text())
+        fsync_path(folder)
+    copy.replace(MANIFEST, replace(manifest, model=now, snapshots=(chosen,)).text())
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -152,4 +151,4 @@ def _link_or_copy(source: str, target: str) -> None:
     except OSError:
         pass
     shutil.copyfile(source, target)
-    LocalFiles().sync(target)
+    fsync_path(target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy.typing as npt
 
 from daskps.budget import KEY_BYTES
 from daskps.device.native import library
-from daskps.errors import ArgumentError, CorruptionError
+from daskps.errors import ArgumentError
 from daskps.ssd.index import PLACES
+from daskps.storage.sealed import SealedJson
 from daskps.types import RowLayout
 
 
@@ -39,10 +39,12 @@ def _bytes(piece: Any) -> npt.NDArray[np.uint8]:
     return np.frombuffer(piece, np.uint8)
 
 
+MANIFEST_JSON = SealedJson("crc32c", crc32c)
+ZARR_JSON = SealedJson("crc32c", crc32c, inside="attributes")  # zarr.json: Zarr allows own fields only there
+
 FORMAT = "daskps-ssd"
 VERSION = 1
 MANIFEST = "manifest.json"
-LOCK = "lock"
 # Bytes per checksum, and so the smallest read: a page of the disk. A single row costs one small read (FORMAT.md,
 # "Reading").
 BLOCK_BYTES = 4096
@@ -121,7 +123,7 @@ def array_text(dtype: str, shape: list[int], chunk: list[int], names: list[str],
     codec: dict[str, Any] = {"name": "bytes"}
     if dtype != "uint8":
         codec["configuration"] = {"endian": "little"}
-    return sealed(
+    return ZARR_JSON.write(
         {
             "zarr_format": 3,
             "node_type": "array",
@@ -162,29 +164,4 @@ def bytes_array_text(length: int) -> bytes:
 
 def group_text(attributes: dict[str, Any]) -> bytes:
     """Return the zarr.json of a group."""
-    return sealed({"zarr_format": 3, "node_type": "group", "attributes": attributes})
-
-
-def sealed(document: dict[str, Any]) -> bytes:
-    """Return canonical JSON of a Zarr document, with the CRC-32C of the text without that field as an attribute."""
-    attributes = {**document["attributes"], "crc32c": crc32c(canonical(document))}
-    return canonical({**document, "attributes": attributes})
-
-
-def check_sealed(name: str, text: bytes) -> dict[str, Any]:
-    """Return the document in `text`. Raises CorruptionError if it is not exactly what `sealed` has written."""
-    try:
-        document: dict[str, Any] = json.loads(text)
-        attributes = dict(document["attributes"])
-        del attributes["crc32c"]
-        intact = sealed({**document, "attributes": attributes}) == text
-    except (ValueError, KeyError, TypeError):
-        intact = False
-    if not intact:
-        raise CorruptionError(f"{name}: the metadata does not match its checksum; restore the file from a copy")
-    return document
-
-
-def canonical(document: dict[str, Any]) -> bytes:
-    """Return the canonical text of a JSON document: sorted keys, no spaces, a newline at the end."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return ZARR_JSON.write({"zarr_format": 3, "node_type": "group", "attributes": attributes})

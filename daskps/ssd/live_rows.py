@@ -15,12 +15,12 @@ import numpy as np
 
 from daskps.budget import KEY_BYTES, Term, capacity_error, total_bytes
 from daskps.device.pool import ComputePool
-from daskps.ssd.files import Files, disk_error
 from daskps.ssd.index import ABSENT, KeyIndex
 from daskps.ssd.live_bits import DiskBound, LiveBits
 from daskps.ssd.manifest import FileEntry, Manifest
 from daskps.ssd.options import HARD, SHORT_FILES, SHORT_PART, SOFT, Counters, Options
 from daskps.ssd.segments import Segment, SegmentFiles, by_file, read_rows, sort_requests
+from daskps.storage.files import Files, disk_error
 from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys
 

@@ -10,10 +10,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import xxhash
-
-from daskps.errors import CorruptionError, SnapshotError, StoreError
-from daskps.ssd.format import FORMAT, MANIFEST, VERSION, Shape, canonical, crc32c, field_documents
+from daskps.errors import SnapshotError, StoreError
+from daskps.ssd.format import FORMAT, MANIFEST, MANIFEST_JSON, VERSION, Shape, field_documents
+from daskps.storage.sealed import canonical, checksum
 from daskps.types import Field, RowLayout
 
 State = Literal["prepared", "confirmed"]
@@ -78,7 +77,7 @@ class Manifest:
         live = [snapshot.live_rows, snapshot.live_bytes, snapshot.live_crc32c]
         shape = [field_documents(self.shape.layout), self.shape.file_rows, self.shape.block_bytes]
         part = {"id": snapshot.id, "number": snapshot.number, "files": files, "live": live, "shape": shape}
-        return xxhash.xxh3_64_hexdigest(canonical(part))
+        return checksum(canonical(part))
 
     def newest(self) -> Snapshot | None:
         """Return the newest confirmed snapshot, None if there is none."""
@@ -123,7 +122,7 @@ class Manifest:
             "model": self.model,
             "snapshots": [_snapshot_document(snapshot) for snapshot in self.snapshots],
         }
-        return canonical({**document, "crc32c": crc32c(canonical(document))})
+        return MANIFEST_JSON.write(document)
 
 
 def parse(url: str, text: bytes) -> Manifest:
@@ -132,20 +131,10 @@ def parse(url: str, text: bytes) -> Manifest:
     Raises StoreError for a newer version, and CorruptionError for a text that is not exactly what `Manifest.text`
     writes.
     """
-    try:
-        document = json.loads(text)
-        version = int(document["version"]) if document["format"] == FORMAT else 0
-    except (ValueError, KeyError, TypeError):
-        raise CorruptionError(
-            f"{url}/{MANIFEST}: no readable manifest in its {len(text)} bytes; restore the file from a copy"
-        ) from None
-    if version > VERSION:
-        raise StoreError(
-            f"{url}/{MANIFEST} is of version {version}, this daskps reads up to {VERSION}; install a newer daskps"
-        )
-    recorded = document.pop("crc32c", None)
-    if recorded != crc32c(canonical(document)) or canonical({**document, "crc32c": recorded}) != text:
-        raise CorruptionError(f"{url}/{MANIFEST}: the text does not match its checksum; restore the file from a copy")
+    path = f"{url}/{MANIFEST}"
+    if (version := _version(text)) > VERSION:
+        raise StoreError(f"{path} is of version {version}, this daskps reads up to {VERSION}; install a newer daskps")
+    document = MANIFEST_JSON.read(text, path)
     layout = RowLayout(tuple(Field(f["name"], f["count"], f["dtype"]) for f in document["fields"]))
     return Manifest(
         shape=Shape(layout, document["file_rows"], document["block_bytes"]),
@@ -164,3 +153,12 @@ def _snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
 
 def _snapshot(document: dict[str, Any]) -> Snapshot:
     return Snapshot(**{**document, "files": tuple(FileEntry(*entry) for entry in document["files"])})
+
+
+def _version(text: bytes) -> int:
+    """Return the version that a manifest says it has, before its checksum is checked; 0 if it says none."""
+    try:
+        document = json.loads(text)
+        return int(document["version"]) if document["format"] == FORMAT else 0
+    except (ValueError, KeyError, TypeError):
+        return 0

@@ -12,17 +12,16 @@ import numpy as np
 
 from daskps.device.pool import ComputePool
 from daskps.errors import CorruptionError, StoreError
-from daskps.ssd.files import Files, read_sums
 from daskps.ssd.format import (
     BLOCK_BYTES,
     DATA_ARRAYS,
     FORMAT,
     MANIFEST,
     SNAPSHOT_ARRAYS,
+    ZARR_JSON,
     Shape,
     block_sums,
     bytes_array_text,
-    check_sealed,
     chunk_names,
     crc32c,
     data_array_texts,
@@ -33,7 +32,8 @@ from daskps.ssd.live_bits import LiveBits
 from daskps.ssd.live_rows import LiveRows
 from daskps.ssd.manifest import FileEntry, Manifest, Snapshot, State, parse
 from daskps.ssd.options import Counters
-from daskps.ssd.segments import Segment, SegmentFiles, read_ahead
+from daskps.ssd.segments import Segment, SegmentFiles, read_ahead, read_sums
+from daskps.storage.files import Files
 from daskps.types import Floats, Keys
 
 
@@ -76,7 +76,7 @@ def write_snapshot(
     files.sync([*names, *(f"{array}/zarr.json" for array in DATA_ARRAYS)])  # syncs the folders of all arrays too
     if reach > manifest.array_files:
         for array, text in data_array_texts(stock.shape, reach).items():
-            files.publish(f"{array}/zarr.json", text)
+            files.replace(f"{array}/zarr.json", text)
     snapshot = Snapshot(
         id=snapshot_id,
         number=number,
@@ -165,7 +165,7 @@ def _damaged(files: Files, chunk: str, number: int, what: str) -> CorruptionErro
 
 def _check_metadata(files: Files, name: str, length: int) -> None:
     text = files.read(name)
-    check_sealed(f"{files.url}/{name}", text)
+    ZARR_JSON.read(text, f"{files.url}/{name}")
     if text != bytes_array_text(length):
         raise CorruptionError(f"{files.url}/{name}: the array should have {length} bytes; restore the file from a copy")
 
@@ -223,22 +223,22 @@ def names_of(snapshot: Snapshot) -> list[str]:
 
 def write_empty(files: Files, manifest: Manifest) -> None:
     """Write the metadata of a store without rows. The manifest comes last: with it, the store exists."""
-    files.publish("zarr.json", group_text({"format": FORMAT}))
+    files.replace("zarr.json", group_text({"format": FORMAT}))
     for array, text in data_array_texts(manifest.shape, 0).items():
-        files.publish(f"{array}/zarr.json", text)
+        files.replace(f"{array}/zarr.json", text)
     for array in SNAPSHOT_ARRAYS:
-        files.publish(f"{array}/zarr.json", group_text({}))
-    files.publish(MANIFEST, manifest.text())
+        files.replace(f"{array}/zarr.json", group_text({}))
+    files.replace(MANIFEST, manifest.text())
 
 
 def check_metadata(files: Files, manifest: Manifest) -> None:
     """Check that every zarr.json is as it was written, and that the data arrays are long enough for the manifest."""
     for name in ("zarr.json", *(f"{array}/zarr.json" for array in SNAPSHOT_ARRAYS)):
-        check_sealed(f"{files.url}/{name}", files.read(name))
+        ZARR_JSON.read(files.read(name), f"{files.url}/{name}")
     for array in DATA_ARRAYS:
         name = f"{array}/zarr.json"
         text = files.read(name)
-        document = check_sealed(f"{files.url}/{name}", text)
+        document = ZARR_JSON.read(text, f"{files.url}/{name}")
         per_file = manifest.shape.blocks if array == "checksums" else manifest.shape.file_rows
         reach = document["shape"][0] // per_file
         # A crash between writing these files and the manifest leaves them longer than the manifest says, never shorter.
@@ -259,6 +259,11 @@ def clean(files: Files, manifest: Manifest) -> tuple[int, int]:
     size = sum(max(0, files.size(name)) for name in orphans)
     for name in orphans:
         files.remove(name)
+    for folder in {
+        name.rpartition("/")[0] for name in orphans if name.count("/") == 2
+    }:  # live/<number>, index/<number>
+        if not files.list_folder(folder):
+            files.remove_folder(folder)
     return len(orphans), size
 
 
@@ -289,9 +294,8 @@ def take_up(
 def remove_saved(files: Files, number: int) -> None:
     """Remove the live bits and the index of a snapshot. Opening the store removes what an error leaves behind."""
     for array in SNAPSHOT_ARRAYS:
-        for name in array_names(array, number):
-            with contextlib.suppress(OSError):
-                files.remove(name)
+        with contextlib.suppress(OSError):
+            files.remove_folder(f"{array}/{number}")
 
 
 def rebuild_index(shelf: SegmentFiles, ledger: LiveBits, shape: Shape, pool: ComputePool, io: Executor) -> KeyIndex:

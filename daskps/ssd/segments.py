@@ -6,6 +6,7 @@ Input: rows to append, places to read. Output: rows. Neighbouring blocks of a se
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections import deque
@@ -22,12 +23,12 @@ import numpy.typing as npt
 from daskps.device.memory import BufferPool
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
-from daskps.errors import CapacityError, CorruptionError
-from daskps.ssd.files import Files, aligned_empty, first_difference, read_error, read_sums
+from daskps.errors import CapacityError, CorruptionError, StoreError
 from daskps.ssd.format import Shape, block_sums, chunk_names, crc32c
 from daskps.ssd.index import Bytes
 from daskps.ssd.manifest import FileEntry
 from daskps.ssd.options import Counters
+from daskps.storage.files import ALIGNMENT, Files
 from daskps.types import Floats, Int64s, Keys
 
 # Free write buffers that a store keeps for its next segments; a new one costs page faults (3 ms for 12 MB).
@@ -37,6 +38,52 @@ AHEAD_FILES = 4
 S = TypeVar("S")
 T = TypeVar("T")
 _NAMES = ("keys", "rows", "checksums")
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an uninitialised array whose address is a multiple of ALIGNMENT."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def read_sums(files: Files, name: str, offset: int, data: npt.NDArray[Any], block_bytes: int) -> npt.NDArray[np.uint32]:
+    """Fill `data` with the bytes of a file from `offset` on; return the checksum of each block.
+
+    The last block may be shorter than `block_bytes`.
+    """
+    fd = files.descriptor(name)
+    if fd is None:
+        files.read_into(name, offset, [data])
+        return block_sums(data, data.nbytes, block_bytes)
+    sums, what = np.empty(-(-data.nbytes // block_bytes), np.uint32), np.zeros(2, np.int64)
+    try:
+        library().ssd_read_sums(
+            fd=fd, offset=offset, n=data.nbytes, block_bytes=block_bytes, out=data, sums=sums, what=what
+        )
+    finally:
+        os.close(fd)
+    if what[0]:
+        raise read_error(files, name, int(what[0]), int(what[1]))
+    return sums
+
+
+def first_difference(sums: npt.NDArray[np.uint32], expected: npt.NDArray[np.uint32]) -> int | None:
+    """Return the number of the first block whose checksum is not the expected one, None if all are."""
+    wrong = np.flatnonzero(sums != expected[: len(sums)])
+    return int(wrong[0]) if len(wrong) else None
+
+
+def read_error(files: Files, name: str, kind: int, value: int) -> StoreError:
+    """Return the error to raise when a native read has failed (read.cpp).
+
+    kind 1: `value` is errno; kind 2: `value` is the byte at which the file ends.
+    """
+    if kind == 1:
+        return StoreError(f"{files.url}/{name}: cannot read: {os.strerror(value)}")
+    array = name.split("/")[0]
+    return CorruptionError(f"{files.url}/{name} (array {array}): the file ends at byte {value}, too early")
 
 
 @dataclass(slots=True, eq=False)

@@ -21,11 +21,11 @@ from daskps.budget import KEY_BYTES
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, CorruptionError, SnapshotError, StoreError
 from daskps.ssd import recovery
-from daskps.ssd.files import Files, disk_error, files_at
 from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
 from daskps.ssd.live_rows import LiveRows
 from daskps.ssd.manifest import Manifest, Snapshot, State
 from daskps.ssd.options import HALF, Compactor, Counters, Options, Statistics
+from daskps.storage.files import Files, disk_error, files_at
 from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys, RowLayout
 
@@ -395,7 +395,7 @@ class Store:
     def _publish(self, manifest: Manifest) -> None:
         text = manifest.text()
         try:
-            self._files.publish(MANIFEST, text)
+            self._files.replace(MANIFEST, text)
         except StoreError as error:  # unknown which manifest a power cut would leave: stop writing
             self._failure = error
             raise

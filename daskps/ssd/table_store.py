@@ -21,11 +21,11 @@ import numpy as np
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, SnapshotError, StoreError
 from daskps.ssd import recovery
-from daskps.ssd.files import child, files_at
-from daskps.ssd.format import check_sealed, group_text
+from daskps.ssd.format import ZARR_JSON, group_text
 from daskps.ssd.manifest import State
 from daskps.ssd.options import Options, Statistics
 from daskps.ssd.store import Store
+from daskps.storage.files import files_at
 from daskps.storage.partition import Placement
 from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys, RowLayout
@@ -41,9 +41,9 @@ def make_table(path: str | Path, placement: Placement, *, anew: bool = False) ->
     """
     root = files_at(path)
     text = group_text({"format": FORMAT, "partitions": placement.partitions, "hash": placement.hash})
-    root.make([])
+    root.make()
     if root.size("zarr.json") < 0 or (anew and root.read("zarr.json") != text):
-        root.publish("zarr.json", text)
+        root.replace("zarr.json", text)
     elif root.read("zarr.json") != text:
         raise StoreError(f"{root.url}: another table is there already; choose another path")
     root.close()
@@ -81,7 +81,7 @@ class TableStore:
         self._each_new(
             owned,
             lambda number: Store.create(
-                child(path, partition_name(number)),
+                _child(path, partition_name(number)),
                 layout,
                 pool=pool,
                 model=model,
@@ -114,7 +114,7 @@ class TableStore:
         root = files_at(path)
         if root.size("zarr.json") < 0:
             raise StoreError(f"{root.url}: no partitions there; check the path, or make them with Partitions.create")
-        attributes = check_sealed(f"{root.url}/zarr.json", root.read("zarr.json"))["attributes"]
+        attributes = ZARR_JSON.read(root.read("zarr.json"), f"{root.url}/zarr.json")["attributes"]
         root.close()
         if attributes.get("format") != FORMAT:
             raise StoreError(f"{root.url}: not a table of partitions; open a single partition with Store.open")
@@ -123,7 +123,7 @@ class TableStore:
 
         def take(number: int) -> Store:
             return Store.open(
-                child(path, partition_name(number)),
+                _child(path, partition_name(number)),
                 pool=pool,
                 snapshot=chosen,
                 model=model,
@@ -391,12 +391,17 @@ def partition_name(number: int) -> str:
     return f"partition-{number:05d}"
 
 
+def _child(path: str | Path, name: str) -> str:
+    """Return the path of `name` below a folder or URL."""
+    return f"{str(path).rstrip('/')}/{name}"
+
+
 def _part(begins: Int64s, number: int) -> slice:
     return slice(int(begins[number]), int(begins[number + 1]))
 
 
 def _read_snapshots(path: str | Path, number: int) -> list[Any]:
-    files = files_at(child(path, partition_name(number)))
+    files = files_at(_child(path, partition_name(number)))
     try:
         return list(recovery.read_manifest(files).snapshots)
     finally:

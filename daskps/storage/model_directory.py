@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -26,7 +27,8 @@ from zarr.storage import MemoryStore
 
 from daskps.errors import CorruptionError, LockedError, SnapshotError, StaleError
 from daskps.storage.files import Files, LocalFiles, Release
-from daskps.storage.log import FORMAT, Entry, Log, checksum, seal, unseal
+from daskps.storage.log import FORMAT, Entry, Log
+from daskps.storage.sealed import LOG_JSON, checksum
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -179,14 +181,16 @@ class ModelDirectory:
         path: str,
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         log: Log | None = None,
         pack: Callable[[Arrays], dict[str, bytes]] = to_files,
         unpack: Callable[[Mapping[str, bytes]], dict[str, npt.NDArray[Any]]] = from_files,
     ) -> None:
         self.path = path.rstrip("/")
-        self.files = files or LocalFiles()
+        self.files = files or LocalFiles(self.path)
         self.clock = clock
-        self.log = log or Log(self.files, f"{self.path}/log")
+        self.log = log or Log(self.files)
+        self._new_id = new_id
         self._pack, self._unpack = pack, unpack
 
     def state(self) -> State:
@@ -244,7 +248,7 @@ class ModelDirectory:
             wanted = self._known(name or str(state.last), state)
             release: Release | None = None
             with contextlib.suppress(OSError):  # locking is not possible here, or the file is gone
-                release = self.files.share(self._manifest_path(wanted))
+                release = self.files.share(_manifest_name(wanted))
             try:
                 lease = Lease(self._manifest(wanted, state), release)
                 if wanted in self.state().live:  # a writer may have dropped it before the lock was taken
@@ -263,7 +267,7 @@ class ModelDirectory:
         """Turn errors about damaged or missing files into a SnapshotError if the snapshot was dropped meanwhile."""
         try:
             yield
-        except (CorruptionError, FileNotFoundError) as error:
+        except CorruptionError as error:
             if name in self.state().live:
                 raise
             raise SnapshotError(
@@ -277,16 +281,17 @@ class ModelDirectory:
             return self._load(snapshot)
 
     def _load(self, snapshot: Snapshot) -> dict[str, npt.NDArray[Any]]:
-        folder = f"{self.folder(snapshot.id)}/arrays"
         contents = {}
-        for name, expected in snapshot.files.items():
-            data = self._read(f"{folder}/{name}")
+        for path, expected in snapshot.files.items():
+            name = f"{_folder(snapshot.id)}/arrays/{path}"
+            data = self.files.read(name)
             found = FileSum(len(data), checksum(data))
             if found != expected:
                 raise CorruptionError(
-                    f"{folder}/{name} is damaged: it is {found}, the manifest says {expected}; restore it or roll back"
+                    f"{self.path}/{name} is damaged: it is {found}, the manifest says {expected}; restore it or roll "
+                    "back"
                 )
-            contents[name] = data
+            contents[path] = data
         return self._unpack(contents)
 
     def write_arrays(self, name: str, arrays: Arrays) -> dict[str, FileSum]:
@@ -295,7 +300,7 @@ class ModelDirectory:
         The node that has the arrays calls this, so that they do not pass through the driver.
         """
         contents = self._pack(arrays)
-        _write_durably(self.files, f"{self.folder(name)}/arrays", contents)
+        _write_durably(self.files, {f"{_folder(name)}/arrays/{path}": data for path, data in contents.items()})
         return {path: FileSum(len(data), checksum(data)) for path, data in contents.items()}
 
     def begin_epoch(self, run: str, state: State | None = None) -> Epoch:
@@ -305,7 +310,8 @@ class ModelDirectory:
         without an id gets one.
         """
         state = state or self.state()
-        epoch, model = state.epoch + 1, state.model or self.log.token()
+        epoch, model = state.epoch + 1, state.model or self._new_id()
+        self.files.make(["log"])
         index = self.log.append(Entry("epoch", epoch, run, model=model), after=state.index)
         return Epoch(self, run, epoch, index, model)
 
@@ -324,7 +330,7 @@ class ModelDirectory:
         Partitions remove their rows when they next apply the log (`settle`). A snapshot that somebody reads is never
         dropped: it raises LockedError, or is skipped with `skip_open`.
         """
-        locks = {name: self.files.seize(self._manifest_path(name)) for name in names}
+        locks = {name: self.files.seize(_manifest_name(name)) for name in names}
         try:
             if (read := [name for name, release in locks.items() if release is None]) and not skip_open:
                 raise LockedError(
@@ -351,7 +357,7 @@ class ModelDirectory:
                 continue  # another writer has appended an entry meanwhile: read the log again
             break
         for name in wanted:
-            self.files.remove_folder(self.folder(name))
+            self.files.remove_folder(_folder(name))
 
     def _known(self, name: str, state: State) -> str:
         if name not in state.live:
@@ -359,28 +365,14 @@ class ModelDirectory:
             raise SnapshotError(f"{self.path} has no snapshot {name!r}; it has {known}")
         return name
 
-    def folder(self, name: str) -> str:
-        """Return the folder of a snapshot's files."""
-        return f"{self.path}/snapshots/{name}"
-
-    def _manifest_path(self, name: str) -> str:
-        """Return the path of a snapshot's manifest. Readers lock this file."""
-        return f"{self.folder(name)}/manifest.json"
-
-    def _read(self, path: str) -> bytes:
-        try:
-            return self.files.read(path)
-        except FileNotFoundError:
-            raise CorruptionError(f"{path} is missing although it was published; restore it or roll back") from None
-
     def _manifest(self, name: str, state: State) -> Snapshot:
         with self.unless_dropped(name):
             return self._read_manifest(name, state)
 
     def _read_manifest(self, name: str, state: State) -> Snapshot:
-        path = self._manifest_path(name)
-        data = self._read(path)
-        fields = unseal(data, path)
+        path = f"{self.path}/{_manifest_name(name)}"
+        data = self.files.read(_manifest_name(name))
+        fields = LOG_JSON.read(data, path)
         if checksum(data) != state.checksums[name]:
             raise CorruptionError(f"{path} is intact but not what was published as {name}; restore it from a copy")
         if fields.pop("format") > FORMAT:
@@ -435,8 +427,8 @@ class Epoch:
         directory, name = self.directory, self.name(draft.batch)
         said = dict(receipts), dict(files), self.model
         snapshot = Snapshot(name, self.number, self.run, directory.clock(), draft, *said)
-        manifest = seal({"format": FORMAT, **asdict(snapshot)})
-        _write_durably(directory.files, directory.folder(name), {"manifest.json": manifest})
+        manifest = LOG_JSON.write({"format": FORMAT, **asdict(snapshot)})
+        _write_durably(directory.files, {_manifest_name(name): manifest})
         self._append(Entry("snapshot", self.number, self.run, (name,), checksum(manifest)))
         return snapshot
 
@@ -462,10 +454,10 @@ class Epoch:
     def collect(self) -> tuple[str, ...]:
         """Remove the snapshot folders that older incarnations have dropped or never published; return their ids."""
         directory, live = self.directory, set(self.directory.state().live)
-        names = directory.files.list(f"{directory.path}/snapshots")
+        names = directory.files.list_folder("snapshots")
         orphans = tuple(name for name in names if name not in live and name < self.name(0))
         for name in orphans:
-            directory.files.remove_folder(directory.folder(name))
+            directory.files.remove_folder(_folder(name))
         directory.log.sweep()
         return orphans
 
@@ -487,16 +479,16 @@ class Epoch:
                 return
 
 
-def _write_durably(files: Files, folder: str, contents: Mapping[str, bytes]) -> None:
-    """Write and sync files below `folder`, then sync the folders that contain them."""
-    parents = set()
-    for path, data in contents.items():
-        target = f"{folder}/{path}"
-        parent = target.rpartition("/")[0]
-        if parent not in parents:
-            files.make_folder(parent)
-            parents.add(parent)
-        files.write(target, data)
-        files.sync(target)
-    for parent in sorted(parents):
-        files.sync(parent)
+def _folder(snapshot_id: str) -> str:
+    return f"snapshots/{snapshot_id}"
+
+
+def _manifest_name(snapshot_id: str) -> str:
+    """Return the name of a snapshot's manifest. Readers lock this file."""
+    return f"{_folder(snapshot_id)}/manifest.json"
+
+
+def _write_durably(files: Files, contents: Mapping[str, bytes]) -> None:
+    for name, data in contents.items():
+        files.write(name, [data], len(data))
+    files.sync(contents)

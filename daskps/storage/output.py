@@ -19,6 +19,7 @@ from pathlib import Path
 
 from daskps.errors import ArgumentError
 from daskps.settings import is_url
+from daskps.storage.files import fsync_path
 
 SUFFIX = ".unfinished"  # end of a temporary name
 
@@ -50,9 +51,9 @@ def whole(path: str | os.PathLike[str], *, folder: bool = False) -> Iterator[Pat
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # locked files are not removed as leftovers
         yield unfinished
         for written in (*(unfinished.iterdir() if folder else ()), unfinished):
-            _sync(written)  # before the rename: after a power cut, the final name must not have incomplete content
+            fsync_path(written)  # before the rename: after a power cut, the final name must not have incomplete content
         unfinished.replace(final)
-        _sync(final.parent)
+        fsync_path(final.parent)
     finally:
         _remove(unfinished)
         os.close(descriptor)
@@ -78,11 +79,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

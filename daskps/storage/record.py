@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from daskps.errors import CorruptionError, DataError, StoreError
-from daskps.storage.files import LocalFiles
+from daskps.storage.files import LocalFiles, fsync_path
 
 FOLDER = "record"
 FORMAT = 1  # version of the lines
@@ -68,12 +68,11 @@ class RecordWriter:
             self._file = None
 
     def _begin(self) -> BinaryIO:
-        files = LocalFiles()
-        files.make_folder(self._folder)
+        LocalFiles(self._folder).make()
         self._first = self._next
         path = os.path.join(self._folder, f"{self._incarnation:06d}-{self._first:08d}.jsonl")
         file = open(path, "xb")  # noqa: SIM115  (it stays open until the next snapshot)
-        files.sync(self._folder)
+        fsync_path(self._folder)
         return file
 
     def _head(self) -> str:

@@ -21,9 +21,9 @@ from daskps.budget import KEY_BYTES
 from daskps.config import make_job
 from daskps.driver.dask import run_job
 from daskps.reports import Progress
-from daskps.ssd.files import files_at
 from daskps.ssd.live_bits import PER_CHANGE, PER_ROW
 from daskps.ssd.recovery import read_manifest
+from daskps.storage.files import files_at
 
 DEMO = Path(__file__).parents[1] / "demo.toml"
 EVERY = 5  # batches between snapshots

@@ -13,7 +13,7 @@ from daskps.storage.partition import Placement
 from daskps.storage.row_store import RowStore
 from daskps.types import Field, RowLayout
 from tests.mem.memory_store import MemoryStore
-from tests.simulation.disk import SimulatedDisk
+from tests.simulation.disk import SimulatedDisk, SimulatedFiles
 from tests.simulation.simulated_store import SimulatedPartition, SimulatedStore
 
 WIDTH = 5
@@ -175,7 +175,8 @@ class TestSimulatedStore(RowStoreContract):
     @pytest.fixture
     def store(self) -> SimulatedStore:
         disk = SimulatedDisk()
-        partitions = {part: SimulatedPartition(disk, f"tables/main/{part}", "model") for part in range(3)}
+        roots = {part: SimulatedFiles(disk, f"tables/main/{part}") for part in range(3)}
+        partitions = {part: SimulatedPartition(files, "model") for part, files in roots.items()}
         return SimulatedStore(partitions, Placement(3))
 
     def read_snapshot(self, store: SimulatedStore, snapshot_id: str) -> dict[int, bytes]:

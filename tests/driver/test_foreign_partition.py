@@ -9,10 +9,10 @@ import pytest
 from daskps.errors import CorruptionError
 from daskps.model import compact, open_model
 from daskps.ssd import recovery
-from daskps.ssd.files import LocalFiles
 from daskps.ssd.format import MANIFEST
-from daskps.storage.log import checksum, seal, unseal
+from daskps.storage.files import LocalFiles
 from daskps.storage.model_directory import ModelDirectory
+from daskps.storage.sealed import LOG_JSON, checksum
 from tests.driver.helpers import Trained, model_bits
 
 PARTITION = "tables/main/partition-00001"
@@ -25,7 +25,7 @@ def put_in_place(foreign: Path, path: Path, model: str | None = None) -> None:
     shutil.copytree(foreign / PARTITION, path / PARTITION)
     if model is not None:
         files = LocalFiles(path / PARTITION)
-        files.publish(MANIFEST, replace(recovery.read_manifest(files), model=model).text())
+        files.replace(MANIFEST, replace(recovery.read_manifest(files), model=model).text())
 
 
 @pytest.mark.parametrize("with_id", [True, False])
@@ -54,10 +54,10 @@ def test_verify_notices_it_in_a_snapshot_that_is_not_opened(trained: Trained) ->
     with open_model(path) as model:
         model.verify()
         first = replace(manifest.snapshots[0], files=manifest.snapshots[1].files)
-        files.publish(MANIFEST, replace(manifest, snapshots=(first, *manifest.snapshots[1:])).text())
+        files.replace(MANIFEST, replace(manifest, snapshots=(first, *manifest.snapshots[1:])).text())
         with pytest.raises(CorruptionError, match=NAMED):
             model.verify()
-        files.publish(MANIFEST, replace(manifest, snapshots=manifest.snapshots[1:]).text())
+        files.replace(MANIFEST, replace(manifest, snapshots=manifest.snapshots[1:]).text())
         with pytest.raises(CorruptionError, match=r"partition-00001/manifest\.json has no part of 000001-0000000"):
             model.verify()
     open_model(path).close()
@@ -86,9 +86,13 @@ def test_snapshots_without_digests_still_open(trained: Trained) -> None:
     before = model_bits(path)
     (file,) = path.glob("snapshots/*/manifest.json")
     name = file.parent.name
-    file.write_bytes(seal(unseal(file.read_bytes(), str(file)) | {"receipts": {"main": {"prepared": name}}}))
+    file.write_bytes(
+        LOG_JSON.write(LOG_JSON.read(file.read_bytes(), str(file)) | {"receipts": {"main": {"prepared": name}}})
+    )
     (entry,) = (path / "log").glob("00000002.json")
-    entry.write_bytes(seal(unseal(entry.read_bytes(), str(entry)) | {"manifest": checksum(file.read_bytes())}))
+    entry.write_bytes(
+        LOG_JSON.write(LOG_JSON.read(entry.read_bytes(), str(entry)) | {"manifest": checksum(file.read_bytes())})
+    )
     with open_model(path) as model:
         assert model.snapshot.digests("main") == {}
         assert model.verify() > 0

@@ -13,8 +13,8 @@ from daskps.device.pool import ComputePool
 from daskps.errors import CorruptionError, StoreError
 from daskps.node.tables import Base, check_clearable, clear_partition, open_rows
 from daskps.ssd import Options, Store, recovery, table_store
-from daskps.ssd.files import LocalFiles
 from daskps.ssd.format import MANIFEST
+from daskps.storage.files import LocalFiles
 from daskps.storage.partition import Placement
 from daskps.types import Field, RowLayout
 
@@ -52,7 +52,7 @@ def forget_model(path: Path) -> None:
     """Make of partitions what daskps wrote before models had ids."""
     for folder in path.glob("partition-*"):
         files = LocalFiles(folder)
-        files.publish(MANIFEST, replace(recovery.read_manifest(files), model="").text())
+        files.replace(MANIFEST, replace(recovery.read_manifest(files), model="").text())
 
 
 def test_what_is_copied_survives_a_power_cut(

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskps.errors import CorruptionError, LockedError
+from daskps.storage.files import NEW, TEMPORARY
 
 
 class CrashError(BaseException):
@@ -50,7 +56,7 @@ class Names:
 
 
 class SimulatedDisk:
-    """Files of daskps.wire. `crash_after` operations that change the disk, the next one raises CrashError."""
+    """One machine's disk, by full path. After `crash_after` operations that change it, the next raises CrashError."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self.rng = rng or random.Random(0)
@@ -58,6 +64,8 @@ class SimulatedDisk:
         self.safe = Names()  # that survive
         self.crash_after: int | None = None
         self.changes = 0
+        self.temporaries = 0  # names given so far
+        self.writers: dict[str, SimulatedFiles] = {}  # who has the writer's lock, by root
 
     def _change(self) -> None:
         if self.crash_after is not None and self.changes >= self.crash_after:
@@ -102,8 +110,10 @@ class SimulatedDisk:
     def list(self, folder: str) -> list[str]:
         return sorted(self.seen.in_folder(folder))
 
-    def make_folder(self, path: str) -> None:
-        pass
+    def rename(self, source: str, target: str) -> None:
+        self._change()
+        self.seen.put(target, self.seen.inodes[source])
+        self.seen.remove(source)
 
     def remove_folder(self, path: str) -> None:
         for name in [name for name in self.seen.inodes if name.startswith(path + "/")]:
@@ -149,3 +159,110 @@ class SimulatedDisk:
             inode.safe = inode.seen
         self.seen, self.safe = Names(names), Names(names)
         self.crash_after = None
+
+
+class SimulatedFiles:
+    """`Files` below a root of a simulated disk. `before_change` is called before every operation that changes it."""
+
+    gap_bytes = 0
+
+    def __init__(self, disk: SimulatedDisk, root: str, before_change: Callable[[], None] = lambda: None) -> None:
+        self.url, self._disk, self._before_change = root, disk, before_change
+
+    def make(self, folders: Iterable[str] = ()) -> None:
+        pass  # folders are there
+
+    def write(self, name: str, pieces: Sequence[Any], total_bytes: int) -> int:
+        data = b"".join(bytes(memoryview(piece).cast("B")) for piece in pieces)
+        self._before_change()
+        self._disk.write(self._path(name), data.ljust(total_bytes, b"\0"))
+        return len(data)
+
+    def sync(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self.sync_data(names)
+        for folder in sorted({self._path(name).rpartition("/")[0] for name in names}):
+            self._before_change()
+            self._disk.sync(folder)  # those above have no files, and the disk forgets no folder
+
+    def sync_data(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._before_change()
+            self._disk.sync(self._path(name))
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.write(f"{name}{NEW}", [data], len(data))
+        self.sync_data([f"{name}{NEW}"])
+        self._before_change()
+        self._disk.rename(self._path(f"{name}{NEW}"), self._path(name))
+        self._before_change()
+        self._disk.sync(self._path(name).rpartition("/")[0])
+
+    def create_exclusive(self, name: str, data: bytes) -> None:
+        folder = name.rpartition("/")[0]
+        self._disk.temporaries += 1
+        temporary = f"{folder}/.{self._disk.temporaries}{TEMPORARY}".lstrip("/")
+        self.write(temporary, [data], len(data))
+        self.sync_data([temporary])
+        try:
+            self._before_change()
+            self._disk.link(self._path(temporary), self._path(name))
+        finally:
+            self.remove(temporary)
+        self._before_change()
+        self._disk.sync(self._path(folder))
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self._disk.read(self._path(name))
+        except FileNotFoundError:
+            raise CorruptionError(f"{self._path(name)}: the file is missing") from None
+
+    def read_into(self, name: str, offset: int, pieces: Sequence[np.ndarray]) -> None:
+        data = self.read(name)[offset:]
+        for piece in pieces:
+            if len(data) < piece.nbytes:
+                raise CorruptionError(f"{self._path(name)}: the file ends before its data does")
+            piece.reshape(-1).view(np.uint8)[:] = np.frombuffer(data[: piece.nbytes], np.uint8)
+            data = data[piece.nbytes :]
+
+    def size(self, name: str) -> int:
+        inode = self._disk.seen.inodes.get(self._path(name))
+        return -1 if inode is None else len(inode.seen)
+
+    def list_folder(self, folder: str) -> list[str]:
+        return self._disk.list(self._path(folder))
+
+    def names(self) -> list[str]:
+        return [path.removeprefix(f"{self.url}/") for path in self._disk.contents(self.url)]
+
+    def remove(self, name: str) -> None:
+        self._before_change()
+        self._disk.remove(self._path(name))
+
+    def remove_folder(self, folder: str) -> None:
+        self._before_change()
+        self._disk.remove_folder(self._path(folder))
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def descriptor(self, name: str) -> int | None:
+        return None
+
+    def lock(self) -> None:
+        if self._disk.writers.setdefault(self.url, self) is not self:
+            raise LockedError(f"{self.url}: another writer has the lock")
+
+    def share(self, name: str) -> Callable[[], None]:
+        return self._disk.share(self._path(name))
+
+    def seize(self, name: str) -> Callable[[], None] | None:
+        return self._disk.seize(self._path(name))
+
+    def close(self) -> None:
+        if self._disk.writers.get(self.url) is self:
+            del self._disk.writers[self.url]
+
+    def _path(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url

@@ -1,4 +1,4 @@
-"""A process of the simulated cluster: its tasks, its view of the disk, and its death."""
+"""A process of the simulated cluster: its tasks, its files, and its death."""
 
 from __future__ import annotations
 
@@ -6,54 +6,67 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.disk import CrashError
+from daskps.storage.files import Files, LocalFiles, SystemCalls
+from tests.simulation.disk import CrashError, SimulatedDisk, SimulatedFiles
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import World
 
 
-class NodeFiles:
-    """The disk as one process sees it: it may die before any operation that changes something."""
+class KillableCalls(SystemCalls):
+    """System calls of a process that may die before any of them."""
 
     def __init__(self, process: Process) -> None:
-        self._process, self._disk = process, process.disk
-        self.read, self.list, self.make_folder = self._disk.read, self._disk.list, self._disk.make_folder
-        self.seize = self._disk.seize
+        self._process = process
 
-    def share(self, path: str) -> Callable[[], None]:
-        """Lock a file until the process lets go or dies."""
-        if not self._process.may_lock:
-            raise PermissionError(path)
-        release = self._disk.share(path)
-        shared = self._process.shared
-        shared.append(release)
+    def create(self, path: str, flags: int = 0) -> int:
+        self._process.breathe()
+        return super().create(path, flags)
+
+    def sync(self, path: str) -> None:
+        self._process.breathe()
+        super().sync(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._process.breathe()
+        super().rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        self._process.breathe()
+        super().link(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._process.breathe()
+        super().unlink(path)
+
+
+def process_files(process: Process, root: str) -> Files:
+    """The files below a root as one process sees them: it may die before any operation that changes something.
+
+    They are on the simulated disk, or, if there is none, real ones. A process gives up its locks when it dies.
+    """
+    files: Any
+    if isinstance(process.disk, SimulatedDisk):
+        files = SimulatedFiles(process.disk, root, process.breathe)
+    else:
+        files = LocalFiles(root, KillableCalls(process))
+    take = files.share
+
+    def share(name: str) -> Callable[[], None]:
+        if not process.may_lock:
+            raise PermissionError(name)
+        release = take(name)
+        process.shared.append(release)
 
         def let_go() -> None:
-            if release in shared:
-                shared.remove(release)
+            if release in process.shared:
+                process.shared.remove(release)
                 release()
 
         return let_go
 
-    def write(self, path: str, data: bytes) -> None:
-        self._process.breathe()
-        self._disk.write(path, data)
-
-    def sync(self, path: str) -> None:
-        self._process.breathe()
-        self._disk.sync(path)
-
-    def link(self, source: str, target: str) -> None:
-        self._process.breathe()
-        self._disk.link(source, target)
-
-    def remove(self, path: str) -> None:
-        self._process.breathe()
-        self._disk.remove(path)
-
-    def remove_folder(self, path: str) -> None:
-        self._process.breathe()
-        self._disk.remove_folder(path)
+    files.share = share
+    return files  # type: ignore[no-any-return]
 
 
 class Process:
@@ -62,16 +75,18 @@ class Process:
     def __init__(self, world: World, name: str, disk: Any = None, may_lock: bool = True) -> None:
         self.world = world
         self.name = name
-        self.disk = disk or world.disk  # another one than the world's is that of its own machine
+        self.disk = disk or world.disk  # None: real files; another one than the world's is that of its own machine
         self.may_lock = may_lock
         self.shared: list[Callable[[], None]] = []  # locks that it shares, to be given up
         self.alive = True
         self.tasks: dict[asyncio.Task[Any], None] = {}  # a set would be ordered by address
         self.stores: list[Any] = []  # open files of the real disk tier
         self.dies_after: int | None = None  # changes to the disk
-        self.files = NodeFiles(self)
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         world.processes.append(self)
+
+    def files(self, root: str) -> Files:
+        return process_files(self, root)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -16,13 +16,12 @@ from daskps.device.pool import ComputePool
 from daskps.errors import LockedError, SnapshotError, StoreError
 from daskps.node.tables import open_rows
 from daskps.ssd import Options, TableStore, recovery
-from daskps.ssd.files import LocalFiles
 from daskps.ssd.format import MANIFEST
 from daskps.ssd.table_store import partition_name
-from daskps.storage.files import Files
-from daskps.storage.log import checksum
+from daskps.storage.files import NEW, Files, LocalFiles
 from daskps.storage.model_directory import Snapshot, settle
 from daskps.storage.partition import Placement
+from daskps.storage.sealed import checksum
 from daskps.types import RowLayout
 
 POOL = ComputePool(1)
@@ -31,13 +30,13 @@ POOL = ComputePool(1)
 class SimulatedPartition:
     """One partition's folder. A snapshot's file has the model's id in its first line, then the rows."""
 
-    def __init__(self, files: Files, path: str, model: str | None = None) -> None:
-        self._files, self.url, self.model = files, path, model
+    def __init__(self, files: Files, model: str | None = None) -> None:
+        self._files, self.url, self.model = files, files.url, model
         self.rows: dict[int, bytes] = {}
         self._digests: dict[str, str] = {}
 
     def _ids(self, ending: str) -> list[str]:
-        return [name.removesuffix(ending) for name in self._files.list(self.url) if name.endswith(ending)]
+        return [name.removesuffix(ending) for name in self._files.list_folder("") if name.endswith(ending)]
 
     def prepared(self) -> Iterable[str]:
         confirmed = set(self.confirmed())
@@ -48,8 +47,8 @@ class SimulatedPartition:
 
     def check_clearable(self) -> None:
         """As `daskps.node.tables` does, before what no snapshot of the log needs is removed."""
-        for name in self._files.list(self.url):
-            content = self._files.read(f"{self.url}/{name}")
+        for name in self._files.list_folder(""):
+            content = self._files.read(name)
             if b"\n" in content and (found := _model_of(content)) != self.model:  # without: torn by a power cut
                 raise StoreError(f"{self.url} belongs to model {found}, but the log is that of {self.model}")
 
@@ -58,8 +57,7 @@ class SimulatedPartition:
         state = "confirmed" if snapshot in self.confirmed() else "prepared"
         if state == "prepared" and snapshot not in self.prepared():
             raise SnapshotError(f"{self.url} has no snapshot {snapshot}")
-        content = self._files.read(f"{self.url}/{snapshot}.{state}")
-        part: Any = SimulatedPart(snapshot, content)
+        part: Any = SimulatedPart(snapshot, self._files.read(f"{snapshot}.{state}"))
         files: Any = self
         if self.model is not None:
             recovery.check_model(files, part, self.model)
@@ -68,29 +66,32 @@ class SimulatedPartition:
         self.rows = {int(key): bytes.fromhex(row) for key, row in json.loads(part.rows).items()}
 
     def prepare(self, snapshot: str) -> None:
-        path = f"{self.url}/{snapshot}.prepared"
         rows = json.dumps({str(key): row.hex() for key, row in self.rows.items()})
         content = f"{self.model}\n{rows}".encode()
         self._digests[snapshot] = SimulatedPart(snapshot, content).digest()
-        self._files.write(path, content)
-        self._files.sync(path)
-        self._files.sync(self.url)
+        self._files.write(f"{snapshot}.prepared", [content], len(content))
+        self._files.sync([f"{snapshot}.prepared"])
 
     def digest(self, snapshot: str) -> str:
         return self._digests[snapshot]
 
     def confirm(self, snapshot: str) -> None:
         if snapshot not in self.confirmed():
-            self._files.link(f"{self.url}/{snapshot}.prepared", f"{self.url}/{snapshot}.confirmed")
-        self._files.sync(self.url)
-        self._files.remove(f"{self.url}/{snapshot}.prepared")
+            self._files.replace(f"{snapshot}.confirmed", self._files.read(f"{snapshot}.prepared"))
+        self._files.remove(f"{snapshot}.prepared")
+
+    def clean(self) -> None:
+        """Remove what a writer left behind that died while it confirmed a snapshot."""
+        for name in self._files.list_folder(""):
+            if name.endswith(NEW):
+                self._files.remove(name)
 
     def discard(self, snapshot: str) -> None:
-        self._files.remove(f"{self.url}/{snapshot}.prepared")
+        self._files.remove(f"{snapshot}.prepared")
 
     def drop(self, snapshot: str) -> None:
-        self._files.remove(f"{self.url}/{snapshot}.prepared")  # left there if the process died while it confirmed
-        self._files.remove(f"{self.url}/{snapshot}.confirmed")
+        self._files.remove(f"{snapshot}.prepared")  # left there if the process died while it confirmed
+        self._files.remove(f"{snapshot}.confirmed")
 
 
 class SimulatedPart:
@@ -197,7 +198,7 @@ class SimulatedRowFolders:
         if holder is not None and holder is not process:
             raise LockedError(f"{path}/{part} is held by {holder.name}")
         self.locks[place] = process
-        return SimulatedPartition(process.files, f"{path}/{part}", model)
+        return SimulatedPartition(process.files(f"{path}/{part}"), model)
 
     def open(
         self,
@@ -216,6 +217,7 @@ class SimulatedRowFolders:
                 partition.check_clearable()
             else:
                 partition.open(snapshot, digests[partition_name(part)])
+            partition.clean()
             settle(partition, live)
         return SimulatedStore(parts, placement)
 
@@ -235,7 +237,7 @@ class SimulatedRowFolders:
         def read() -> dict[int, bytes]:
             rows: dict[int, bytes] = {}
             for part in range(placement.partitions):
-                partition = SimulatedPartition(process.files, f"{path}/{part}", snapshot.model)
+                partition = SimulatedPartition(process.files(f"{path}/{part}"), snapshot.model)
                 partition.open(snapshot.id, digests[partition_name(part)])
                 rows |= partition.rows
             return rows
@@ -245,7 +247,7 @@ class SimulatedRowFolders:
     def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]:
         """Prepared and confirmed ids of every partition."""
         for part in range(placement.partitions):
-            partition = SimulatedPartition(process.files, f"{path}/{part}")
+            partition = SimulatedPartition(process.files(f"{path}/{part}"))
             yield set(partition.prepared()), set(partition.confirmed())
 
     def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]:
@@ -255,7 +257,8 @@ class SimulatedRowFolders:
         """
         disk, folder = process.disk, f"{path}/{part}"
         before = disk.contents(folder)
-        mine = [content for name, content in before.items() if snapshot is not None and f"/{snapshot}." in name]
+        ours = (f"{folder}/{snapshot}.prepared", f"{folder}/{snapshot}.confirmed")
+        mine = [content for name, content in before.items() if name in ours]
         model, _, rows = (*mine, b"\n{}")[0].partition(b"\n")
         content = b"another\n" + rows if kind == "model" else model + b"\n{ }"
         for name in before:
@@ -343,10 +346,10 @@ class RealRowFolders:
             foreign = replace(before, model="another")
         else:
             foreign = replace(before, snapshots=tuple(replace(s, live_rows=s.live_rows + 1) for s in before.snapshots))
-        files.publish(MANIFEST, foreign.text())
+        files.replace(MANIFEST, foreign.text())
 
         def restore() -> None:
             assert files.read(MANIFEST) == foreign.text(), f"{files.url} is not the run's, and was changed"
-            files.publish(MANIFEST, before.text())
+            files.replace(MANIFEST, before.text())
 
         return restore

@@ -36,7 +36,6 @@ from daskps.errors import (
     TrainingError,
 )
 from daskps.reports import Progress
-from daskps.storage.files import LocalFiles
 from daskps.storage.model_directory import ModelDirectory, Snapshot
 from daskps.storage.partition import Placement
 from daskps.types import Field, RowLayout
@@ -72,7 +71,7 @@ class World:
         self.layout = RowLayout((value, Field("count", 1, "uint32", "max")))
         self.placement = Placement(self.schedule.partitions, self.schedule.partition_by)  # type: ignore[arg-type]
         self.root = "model" if folder is None else f"{folder}/model"
-        self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else LocalFiles()
+        self.disk: Any = SimulatedDisk(random.Random(seed + 1)) if folder is None else None
         self.row_folders: Any = SimulatedRowFolders(self.layout) if folder is None else RealRowFolders(self.layout)
         self.entries: Entries = {}
         self.aside = random.Random(seed + 3)  # for readers and misfits: the run itself is the same without them
@@ -109,13 +108,13 @@ class World:
             loop.call_later(delay, arrive)
 
     def directory(self, process: Process) -> ModelDirectory:
-        def token() -> str:
+        def new_id() -> str:
             self.tokens += 1
             return f"{self.tokens:06d}"
 
-        files: Any = process.files
-        log = SimLog(files, f"{self.root}/log", token, self.entries)
-        return ModelDirectory(self.root, files, clock=lambda: 0.0, log=log, pack=pack, unpack=unpack)
+        files = process.files(self.root)
+        log = SimLog(files, self.entries)
+        return ModelDirectory(self.root, files, lambda: 0.0, new_id, log, pack=pack, unpack=unpack)
 
     def release(self, process: Process) -> None:
         self.row_folders.release(process)
@@ -243,7 +242,7 @@ class World:
             state = directory.state()
             counted = [name for name in state.live if name not in (best, state.last)]
             for name in counted[: max(0, len(counted) - count)]:
-                assert self.disk.seize(f"{directory.folder(name)}/manifest.json") is None, f"nobody reads {name}"
+                assert directory.files.seize(f"snapshots/{name}/manifest.json") is None, f"nobody reads {name}"
 
     def check_read(self, process: Process, found: Snapshot, tables: Sequence[Rows]) -> None:
         """A published snapshot, as a reader has it, is the model after its batch."""
@@ -279,7 +278,7 @@ class World:
     def check_tidy(self, directory: ModelDirectory, process: Process) -> None:
         """Partitions have what the log says and nothing else, and so has the folder of snapshots."""
         live = set(directory.state().live)
-        assert set(self.disk.list(f"{self.root}/snapshots")) == live
+        assert set(directory.files.list_folder("snapshots")) == live
         for table in range(self.schedule.tables):
             for found in self.row_folders.snapshots(process, f"{self.root}/tables/{table}", self.placement):
                 assert found == (set(), live)

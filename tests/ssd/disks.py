@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from daskps.ssd.files import SystemCalls
+from daskps.storage.files import SystemCalls
 
 
 class ForgetfulDisk(SystemCalls):
@@ -39,7 +39,7 @@ class ForgetfulDisk(SystemCalls):
         self._step()
         return super().write(fd, piece)
 
-    def sync_file(self, path: str) -> None:
+    def sync(self, path: str) -> None:
         self._step()
         if os.path.isdir(path):
             names = {entry.name: entry.inode() for entry in os.scandir(path)}
@@ -134,7 +134,7 @@ class WatchedDisk(SystemCalls):
         super().close(fd)
         self.look()
 
-    def sync_file(self, path: str) -> None:
+    def sync(self, path: str) -> None:
         pass
 
 

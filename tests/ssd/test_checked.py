@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from daskps.errors import CorruptionError, StoreError
-from daskps.ssd.files import LocalFiles, files_at, first_difference, read_sums
+from daskps.ssd.segments import first_difference, read_sums
+from daskps.storage.files import LocalFiles, files_at
 
 
 @pytest.mark.parametrize("block_bytes", [64, 4096, 1 << 20])

@@ -1,6 +1,5 @@
 """Disk use keeps the bound of FORMAT.md ("Compaction") at every moment, compaction's own output counted."""
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 
 from daskps.device.pool import ComputePool
 from daskps.ssd import Options, Store
-from daskps.ssd.files import LocalFiles
-from daskps.ssd.format import canonical, crc32c
+from daskps.ssd.format import MANIFEST_JSON
+from daskps.storage.files import LocalFiles
 from daskps.types import Field, RowLayout
 from tests.ssd.disks import WatchedDisk, allocated_bytes
 from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
@@ -284,11 +283,10 @@ def test_a_store_that_an_older_daskps_left_full_of_stale_rows_becomes_compact(
             store.drop(str(number))
         assert store.stats().stale_rows > 2 * len(store)
     manifest = tmp_path / "manifest.json"
-    document = json.loads(manifest.read_bytes())
+    document = MANIFEST_JSON.read(manifest.read_bytes(), str(manifest))
     for snapshot in document["snapshots"]:
         del snapshot["changed_rows"]  # nor did it count the changes
-    del document["crc32c"]
-    manifest.write_bytes(canonical({**document, "crc32c": crc32c(canonical(document))}))
+    manifest.write_bytes(MANIFEST_JSON.write(document))
     with Store.open(tmp_path, pool=pool, options=QUIET) as store:
         before = contents(store)
         store.commit("new")

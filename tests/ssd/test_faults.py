@@ -14,8 +14,8 @@ import pytest
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, CorruptionError, LockedError, StoreError
 from daskps.ssd import Options, Store
-from daskps.ssd.files import LocalFiles
-from daskps.ssd.format import canonical
+from daskps.storage.files import LocalFiles
+from daskps.storage.sealed import canonical
 from daskps.types import Field, RowLayout
 from tests.ssd.disks import ForgetfulDisk, FullDisk
 from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
@@ -271,7 +271,7 @@ def test_a_newer_format_a_cut_manifest_and_another_width_are_refused_in_words(tm
     with pytest.raises(StoreError, match=r"is of version 2, this daskps reads up to 1; install a newer daskps"):
         Store.open(tmp_path, pool=pool)
     manifest.write_bytes(text[:40])
-    with pytest.raises(CorruptionError, match=r"no readable manifest in its 40 bytes; restore the file"):
+    with pytest.raises(CorruptionError, match=r"manifest.json is damaged or cut short \(40 bytes .*; restore it"):
         Store.open(tmp_path, pool=pool)
     manifest.write_bytes(text)
     other = tmp_path / "other"

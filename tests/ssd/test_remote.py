@@ -10,7 +10,7 @@ from zarr.storage import MemoryStore, ObjectStore
 from daskps.device.pool import ComputePool
 from daskps.errors import CorruptionError, StoreError
 from daskps.ssd import Store, TableStore
-from daskps.ssd.files import RemoteFiles
+from daskps.storage.files import ObjectFiles
 from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, rows_for
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 500, np.uint64)
@@ -50,11 +50,11 @@ def test_a_store_on_s3(pool: ComputePool, s3: Any) -> None:
 def test_a_store_through_obstore(pool: ComputePool) -> None:
     obstore = pytest.importorskip("obstore.store", reason="obstore is not installed")
     shared = obstore.MemoryStore()
-    use(RemoteFiles(ObjectStore(shared), "obstore memory"), pool)
+    use(ObjectFiles(ObjectStore(shared), "obstore memory"), pool)
 
 
 def test_a_zarr_store_object(pool: ComputePool) -> None:
-    use(RemoteFiles(MemoryStore(), "zarr memory"), pool)
+    use(ObjectFiles(MemoryStore(), "zarr memory"), pool)
 
 
 def test_partitions_in_fsspec_memory(pool: ComputePool) -> None:
@@ -72,7 +72,7 @@ def test_a_damaged_or_missing_object_is_named(pool: ComputePool) -> None:
     with Store.create(path, LAYOUT, pool=pool, file_rows=128, options=QUIET) as store:
         store.append(KEYS, rows_for(KEYS))
         store.commit("a", save_index=True)
-    files = RemoteFiles.from_url(path)
+    files = ObjectFiles.from_url(path)
     good = files.read("rows/c.1.0")
     files.write("rows/c.1.0", [good[:50] + b"!" + good[51:]], len(good))
     with Store.open(path, pool=pool) as store, pytest.raises(CorruptionError, match=r"rows/c\.1\.0 \(array rows\)"):

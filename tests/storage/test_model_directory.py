@@ -1,6 +1,5 @@
 """A model directory: what is published is whole and last; what is not, never was."""
 
-import itertools
 import json
 import pathlib
 import random
@@ -13,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.errors import ArgumentError, CorruptionError, SnapshotError, StaleError
-from daskps.storage.log import FORMAT, Log, checksum, seal, unseal
+from daskps.storage.log import FORMAT
 from daskps.storage.model_directory import Epoch, ModelDirectory, SnapshotMeta, follow, settle
-from tests.simulation.disk import CrashError, SimulatedDisk
+from daskps.storage.sealed import LOG_JSON, checksum
+from tests.simulation.disk import CrashError, SimulatedDisk, SimulatedFiles
 
 
 def weights(batch: int) -> dict[str, np.ndarray]:
@@ -28,10 +28,7 @@ def publish(epoch: Epoch, batch: int) -> str:
 
 
 def directory(disk: SimulatedDisk) -> ModelDirectory:
-    count = itertools.count()
-    return ModelDirectory(
-        "model", disk, clock=lambda: 0.0, log=Log(disk, "model/log", lambda: f"{next(count)}-{disk.changes}")
-    )
+    return ModelDirectory("model", SimulatedFiles(disk, "model"), clock=lambda: 0.0, new_id=lambda: "id")
 
 
 class FakePartition:
@@ -92,16 +89,16 @@ def as_before_ids(path: pathlib.Path) -> None:
     """Make of a model what daskps wrote before models had ids: format 1, and no id anywhere."""
     manifests = {}
     for file in sorted(path.glob("snapshots/*/manifest.json")):
-        fields = unseal(file.read_bytes(), str(file))
+        fields = LOG_JSON.read(file.read_bytes(), str(file))
         del fields["model"]
-        file.write_bytes(seal(fields | {"format": 1}))
+        file.write_bytes(LOG_JSON.write(fields | {"format": 1}))
         manifests[file.parent.name] = checksum(file.read_bytes())
     for file in sorted(path.glob("log/*.json")):
-        fields = unseal(file.read_bytes(), str(file))
+        fields = LOG_JSON.read(file.read_bytes(), str(file))
         del fields["model"]
         if fields["kind"] == "snapshot":
             fields["manifest"] = manifests.get(fields["snapshots"][0], fields["manifest"])
-        file.write_bytes(seal(fields | {"format": 1}))
+        file.write_bytes(LOG_JSON.write(fields | {"format": 1}))
 
 
 def test_a_model_has_one_id_for_life_and_every_snapshot_carries_it(tmp_path: pathlib.Path) -> None:
@@ -157,7 +154,9 @@ def test_an_older_epoch_cannot_publish_over_a_newer_one(tmp_path: pathlib.Path) 
     old = model.begin_epoch("old")
     publish(old, 1)
     new = ModelDirectory(str(tmp_path)).begin_epoch("new")
-    with pytest.raises(StaleError, match="epoch=2"):
+    with pytest.raises(
+        StaleError, match="taken by another writer: start of an incarnation by run .new., incarnation 2"
+    ):
         publish(old, 2)
     publish(new, 1)
     with pytest.raises(StaleError):
@@ -331,7 +330,9 @@ def test_a_writer_whose_temporary_file_was_swept_is_too_late() -> None:
             self.remove(source)
             super().link(source, target)
 
-    with pytest.raises(StaleError, match=r"tmp was removed by another writer; this one .* is too late"):
+    with pytest.raises(
+        StaleError, match=r"temporary file of .* was removed by another writer; this one .* is too late"
+    ):
         directory(Swept()).begin_epoch("slow")
 
 
