@@ -32,7 +32,7 @@ from daskps.nn.metrics import Metrics
 from daskps.predict import Predictor, countable
 from daskps.settings import nearest
 from daskps.ssd import TableStore
-from daskps.storage.model_directory import Lease, ModelDirectory, Snapshot, settle
+from daskps.storage.model_directory import Lease, ModelDirectory, Snapshot, apply_live
 from daskps.types import Batch, Bools, Floats, Keys, RowLayout, WorkingSet
 
 STALE_WORTH_MOVING = 0.02  # compact a partition only if its stale rows are more than 2% of its live rows
@@ -57,7 +57,7 @@ def drop_snapshots(path: str, names: Iterable[str]) -> None:
     last = _last(directory)
     with _tables(directory, last) as tables:  # takes the locks, so no run writes meanwhile
         directory.drop(tuple(names))
-        _settle(directory, tables)
+        _apply_log(directory, tables)
 
 
 def roll_back(path: str, name: str) -> None:
@@ -79,7 +79,7 @@ def compact(path: str) -> Compaction:
         stores = [store for table in tables.values() for store in table.stores.values()]
         before = sum(store.disk_bytes for store in stores)
         incarnation = directory.begin_epoch("compact")
-        _settle(directory, tables)
+        _apply_log(directory, tables)
         moved = 0
         for store in stores:
             figures = store.stats()
@@ -99,7 +99,7 @@ def compact(path: str) -> Compaction:
 
         snapshot = incarnation.commit(last.draft, arrays, prepare, confirm)
         incarnation.keep(1)
-        _settle(directory, tables)
+        _apply_log(directory, tables)
         after = sum(store.disk_bytes for store in stores)
     return Compaction(snapshot.id, moved, before, after)
 
@@ -132,12 +132,12 @@ def _tables(directory: ModelDirectory, snapshot: Snapshot) -> Iterator[dict[str,
         }
 
 
-def _settle(directory: ModelDirectory, tables: dict[str, TableStore]) -> None:
+def _apply_log(directory: ModelDirectory, tables: dict[str, TableStore]) -> None:
     """Confirm the live snapshots in every partition; drop all others and what was only prepared."""
     live = directory.state().live
     for table in tables.values():
         for store in table.stores.values():
-            settle(store, live)
+            apply_live(store, live, discard_unpublished=True)
 
 
 Find: TypeAlias = Callable[[int, Keys], tuple[Floats, Bools]]  # (table, keys) -> rows, which keys exist

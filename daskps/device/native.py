@@ -30,10 +30,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int64_t": np.dtype(np.int64),
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
-    # structs of 8-byte words that arrays hold; kernels/*.cuh declare and document their fields
+    # structs of 8-byte words that arrays hold; the sources declare and document their fields
     "Slot": np.dtype(np.uint64),
     "Shard": np.dtype(np.uint64),
     "Source": np.dtype(np.uint64),
+    "IndexGroups": np.dtype(np.uint64),
+    "SegmentRead": np.dtype(np.uint64),
 }
 
 _LIMITS = {

@@ -37,7 +37,7 @@ from daskps.node.trainer import Trainer
 from daskps.predict import Predictor, countable
 from daskps.reports import Summary, Validation, to_record, validations_of, without_stages
 from daskps.ssd import Options
-from daskps.storage.model_directory import Epoch, ModelDirectory, Snapshot, SnapshotMeta, follow
+from daskps.storage.model_directory import Epoch, ModelDirectory, Snapshot, SnapshotMeta, apply_live
 from daskps.storage.partition import KeyPartition
 from daskps.storage.record import RecordWriter, read_record
 from daskps.types import Floats, Keys
@@ -427,12 +427,12 @@ class OpenNode:
     def confirm(self, live: tuple[str, ...]) -> None:
         """Confirm the live snapshots of the log in every partition, and drop those that are no longer live."""
 
-        def follow_all() -> None:
+        def apply_to_all() -> None:
             for table in self.tables:
                 for partition in table.store.stores.values():
-                    follow(partition, live)
+                    apply_live(partition, live)
 
-        self.link.work(follow_all)
+        self.link.work(apply_to_all)
 
     # -- at rest ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from daskps.ssd import Options, TableStore, recovery
 from daskps.ssd.format import MANIFEST
 from daskps.ssd.table_store import partition_name
 from daskps.storage.files import LOCK, files_at, fsync_path
-from daskps.storage.model_directory import settle
+from daskps.storage.model_directory import apply_live
 from daskps.storage.partition import Placement
 from daskps.types import RowLayout
 
@@ -63,7 +63,7 @@ def open_rows(
             path, pool=pool, owned=owned, snapshot=snapshot, model=model, digests=digests, options=options
         )
         for partition in rows.stores.values():
-            settle(partition, live)
+            apply_live(partition, live, discard_unpublished=True)
         return rows
     for number in owned:
         clear_partition(f"{path}/{partition_name(number)}", model, still_mine)
@@ -86,7 +86,8 @@ def open_rows(
         path, pool=pool, owned=owned, snapshot=snapshot, model=model, digests=base.digests, options=options
     )
     for partition in rows.stores.values():
-        settle(partition, [])  # this model has none of the base's snapshots, and may later use the same ids itself
+        # This model has none of the base's snapshots, and may later use the same ids itself.
+        apply_live(partition, [], discard_unpublished=True)
     return rows
 
 

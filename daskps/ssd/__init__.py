@@ -4,10 +4,10 @@
 in this folder describes the format on disk.
 """
 
-from daskps.ssd.manifest import Snapshot
+from daskps.ssd.manifest import PartitionSnapshot
 from daskps.ssd.options import Options, Statistics
 from daskps.ssd.store import Store
 from daskps.ssd.table_store import TableStore
 from daskps.storage.partition import Placement
 
-__all__ = ["Options", "Placement", "Snapshot", "Statistics", "Store", "TableStore"]
+__all__ = ["Options", "PartitionSnapshot", "Placement", "Statistics", "Store", "TableStore"]

@@ -55,7 +55,7 @@ SNAPSHOT_ARRAYS = ("live", "index")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SegmentShape:
     """The sizes of a segment, from the layout of a row and the number of rows per segment."""
 
     layout: RowLayout
@@ -144,7 +144,7 @@ def field_documents(layout: RowLayout) -> list[dict[str, Any]]:
     return [{"name": field.name, "count": field.width, "dtype": field.dtype} for field in layout.fields]
 
 
-def data_array_texts(shape: Shape, files: int) -> dict[str, bytes]:
+def data_array_texts(shape: SegmentShape, files: int) -> dict[str, bytes]:
     """Return the zarr.json of each of the three data arrays, long enough for `files` segments."""
     rows, file_rows, width = files * shape.file_rows, shape.file_rows, shape.layout.width
     fields = field_documents(shape.layout)

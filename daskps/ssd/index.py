@@ -3,9 +3,9 @@
 A place is the number of a row along the first axis of the partition's Zarr arrays. Input: arrays of keys and places.
 Output: places, or the places that were replaced.
 
-The index consists of 256 groups, chosen by the first byte of the key's hash. A group is an array of 10-byte cells
-(called slots in names) that native code fills (index.cpp describes the layout). Groups grow one by one, at most about
-a megabyte at a time, so the index is never in memory twice.
+The index consists of 256 groups, chosen by the first byte of the key's hash. A group is an array of 10-byte cells that
+native code fills (index.cpp describes the layout). Groups grow one by one, at most about a megabyte at a time, so the
+index is never in memory twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ ABSENT = 0xFFFFFFFF  # returned instead of a place: no such key
 PLACES = 0xFFFFFFFE  # every place is below this
 
 GROUPS = 256
-SLOT_BYTES = 10  # bytes of a cell: 80 bits, hash and place
+CELL_BYTES = 10  # bytes of a cell: 80 bits, hash and place
 # Bits of the hash in a cell: 56 while places fit into 24 bits, 48 (with 32-bit places) afterwards.
 NARROW, WIDE = 56, 48
 NARROW_PLACES = (1 << 24) - 2  # 24-bit places are below this; the two other values mark a free cell and a removed key
@@ -39,10 +39,10 @@ NARROW_PLACES = (1 << 24) - 2  # 24-bit places are below this; the two other val
 FULL = 0.90  # fraction of the cells
 GROWN = 1.19  # cells per key after a full group has grown
 PACKED = 1.124  # cells per key where the keys are known in advance: the rest of an append, or `reserve`
-LOOSE = 1.197  # above so many cells per key, `_tighten` shrinks a group (expected keys did not come, or were removed)
-LEAST_SLOTS = 4  # cells of an empty group
+LOOSE = 1.197  # cells per key above which `_tighten` shrinks a group: expected keys did not come, or were removed
+MIN_CELLS = 4  # cells of an empty group
 # Cells behind the capacity of a group, for keys that probing pushes over its end. A group gets more if these are full.
-TAIL_SLOTS = 64
+TAIL_CELLS = 64
 # From this size on, the cells of a group have a memory mapping of their own, which goes back to the system when the
 # group moves. The heap would keep the holes: 9 bytes per key at 60 million keys. (At this size, 1% is lost to the last
 # page.)
@@ -67,7 +67,7 @@ class IndexImage:
     keys: Int64s  # (256,)
     removed: Int64s  # (256,)
     starts: Places  # (256, buckets + 1)
-    slots: list[Bytes]
+    cells: list[Bytes]
 
 
 class KeyIndex:
@@ -76,13 +76,20 @@ class KeyIndex:
     def __init__(self, pool: ComputePool) -> None:
         self._pool = pool
         self._bits = NARROW
-        self._slots = [np.full(LEAST_SLOTS * SLOT_BYTES, 0xFF, np.uint8) for _ in range(GROUPS)]
-        self._tables = np.array([slots.ctypes.data for slots in self._slots], np.uint64)
-        self._capacities = np.full(GROUPS, LEAST_SLOTS, np.int64)
-        self._limits = np.full(GROUPS, LEAST_SLOTS - 1, np.int64)
+        self._cells = [np.full(MIN_CELLS * CELL_BYTES, 0xFF, np.uint8) for _ in range(GROUPS)]
+        self._tables = np.array([cells.ctypes.data for cells in self._cells], np.uint64)
+        self._capacities = np.full(GROUPS, MIN_CELLS, np.int64)
+        self._limits = np.full(GROUPS, MIN_CELLS - 1, np.int64)
         self._counts = np.zeros(GROUPS, np.int64)
         self._dead = np.zeros(GROUPS, np.int64)
-        self._starts = np.tile(np.array([0, LEAST_SLOTS], np.uint32), (GROUPS, 1))
+        self._starts = np.tile(np.array([0, MIN_CELLS], np.uint32), (GROUPS, 1))
+        self._bind()
+
+    def _bind(self) -> None:
+        """Make the struct that native functions take. To be called again when an array is replaced."""
+        self._groups = _struct(
+            self._bits, self._tables, self._capacities, self._limits, self._starts, self._counts, self._dead
+        )
 
     def __len__(self) -> int:
         return int(self._counts.sum())
@@ -90,7 +97,7 @@ class KeyIndex:
     @property
     def memory_bytes(self) -> int:
         """Return the bytes of memory that the index uses."""
-        return SLOT_BYTES * int(self._starts[:, -1].sum()) + self._starts.nbytes + 5 * 8 * GROUPS
+        return CELL_BYTES * int(self._starts[:, -1].sum()) + self._starts.nbytes + 5 * 8 * GROUPS
 
     def find(self, keys: Keys) -> Places:
         """Return the place of every key, ABSENT where there is none."""
@@ -99,10 +106,7 @@ class KeyIndex:
 
         def share(index: int, count: int) -> None:
             find(
-                bits=self._bits,
-                tables=self._tables,
-                capacities=self._capacities,
-                starts=self._starts,
+                index=self._groups,
                 keys=keys,
                 first=len(keys) * index // count,
                 last=len(keys) * (index + 1) // count,
@@ -128,10 +132,7 @@ class KeyIndex:
         def run(share: int) -> int:
             return int(
                 request(
-                    bits=self._bits,
-                    tables=self._tables,
-                    capacities=self._capacities,
-                    starts=self._starts,
+                    index=self._groups,
                     hashes=hashes,
                     positions=positions,
                     targets=targets,
@@ -148,67 +149,58 @@ class KeyIndex:
             requests = np.concatenate(parts)
         return requests, found.view(np.bool_)
 
-    def insert(self, keys: Keys, places: Places, coming: int = 0) -> Places:
+    def insert(self, keys: Keys, places: Places, expected_more: int = 0) -> Places:
         """Insert or replace keys; if a key occurs twice, the last place counts. Returns the places that were replaced.
 
-        They are in no order, and ABSENT stands for each new key. `coming` more keys will follow soon: groups that have
-        to grow make room for them too.
+        They are in no order, with ABSENT for each new key. `expected_more` is the number of keys that will follow soon:
+        groups that have to grow make room for them too.
         """
         if self._bits == NARROW and len(places) and int(places.max()) >= NARROW_PLACES:
             self._widen()
         previous = np.empty(len(keys), np.uint32)
         for first in range(0, len(keys), BATCH_KEYS):
             part = slice(first, first + BATCH_KEYS)
-            after = max(0, len(keys) - first - BATCH_KEYS) + coming
+            after = max(0, len(keys) - first - BATCH_KEYS) + expected_more
             self._insert_batch(keys[part], places[part], previous[part], after)
-        if not coming:
+        if not expected_more:
             self._tighten()
         return previous
 
     def remove(self, keys: Keys) -> Places:
         """Remove keys; return the places that they had, ABSENT for keys that did not exist."""
         previous = np.empty(len(keys), np.uint32)
-        library().ssd_index_remove(
-            bits=self._bits,
-            tables=self._tables,
-            capacities=self._capacities,
-            starts=self._starts,
-            counts=self._counts,
-            dead=self._dead,
-            keys=keys,
-            n=len(keys),
-            previous=previous,
-        )
+        library().ssd_index_remove(index=self._groups, keys=keys, n=len(keys), previous=previous)
         self._tighten()
         return previous
 
     def reserve(self, keys: int, places: int) -> None:
         """Make room for `keys` keys with places below `places`, so that inserting them moves no group.
 
-        The last insert, which has ``coming=0``, releases what was not needed.
+        The last insert, which has ``expected_more=0``, releases what was not needed.
         """
         if self._bits == NARROW and places > NARROW_PLACES:
             self._widen()
         mean = keys / GROUPS
-        slots = int(PACKED * (mean + 4 * mean**0.5)) + LEAST_SLOTS  # mean + 4 standard deviations of a group's size
-        small = np.flatnonzero(self._starts[:, -1] < slots)
-        self._move(small, np.full(len(small), slots))
+        cells = int(PACKED * (mean + 4 * mean**0.5)) + MIN_CELLS  # mean + 4 standard deviations of a group's size
+        small = np.flatnonzero(self._starts[:, -1] < cells)
+        self._move(small, np.full(len(small), cells))
 
     def image(self) -> IndexImage:
         """Return the arrays that a snapshot saves."""
-        return IndexImage(self._bits, self._capacities, self._counts, self._dead, self._starts, self._slots)
+        return IndexImage(self._bits, self._capacities, self._counts, self._dead, self._starts, self._cells)
 
     @classmethod
     def from_image(cls, pool: ComputePool, image: IndexImage) -> KeyIndex:
         """Return an index that is equal to the saved one. It uses the arrays of `image` without a copy."""
         index = cls(pool)
-        index._bits, index._slots, index._starts = image.bits, image.slots, image.starts
+        index._bits, index._cells, index._starts = image.bits, image.cells, image.starts
         index._capacities, index._counts, index._dead = image.capacities, image.keys, image.removed
-        index._tables[:] = [slots.ctypes.data for slots in image.slots]
+        index._tables[:] = [cells.ctypes.data for cells in image.cells]
         index._limits[:] = FULL * image.starts[:, -1]
+        index._bind()
         return index
 
-    def _insert_batch(self, keys: Keys, places: Places, previous: Places, coming: int) -> None:
+    def _insert_batch(self, keys: Keys, places: Places, previous: Places, expected_more: int) -> None:
         begins, hashes, grouped = self._partition(keys, places)
         cursors, ends = begins[:-1].copy(), begins[1:].copy()
         counts_before = self._counts.copy()
@@ -216,13 +208,7 @@ class KeyIndex:
 
         def run(first: int, last: int) -> None:
             while insert(
-                bits=self._bits,
-                tables=self._tables,
-                capacities=self._capacities,
-                limits=self._limits,
-                starts=self._starts,
-                counts=self._counts,
-                dead=self._dead,
+                index=self._groups,
                 first=first,
                 last=last,
                 cursors=cursors,
@@ -233,7 +219,7 @@ class KeyIndex:
             ):
                 full = first + np.flatnonzero(cursors[first:last] < ends[first:last])
                 new, done = self._counts[full] - counts_before[full], cursors[full] - begins[full]
-                self._grow(full, (ends[full] - cursors[full] + coming // GROUPS) * new // (done + 32))
+                self._grow(full, (ends[full] - cursors[full] + expected_more // GROUPS) * new // (done + 32))
 
         pieces = 1 if len(keys) < FEW_KEYS else 4 * self._pool.cores  # 4 per core: groups that grow take longer
         self._each(lambda piece: run(GROUPS * piece // pieces, GROUPS * (piece + 1) // pieces), pieces)
@@ -277,65 +263,63 @@ class KeyIndex:
     def _each(self, call: Callable[[int], T], shares: int) -> list[T]:
         return [call(0)] if shares == 1 else self._pool.map(call, range(shares))
 
-    def _grow(self, groups: Int64s, coming: Int64s) -> None:
-        """Enlarge full groups; `coming` is an estimate of the keys that each of them still gets."""
+    def _grow(self, groups: Int64s, expected_more: Int64s) -> None:
+        """Enlarge full groups; `expected_more` is an estimate of the keys that each of them still gets."""
         counts = self._counts[groups]
-        foreseen = np.minimum(PACKED * (counts + coming), 16 * counts + 512)  # limited: `coming` is only an estimate
-        self._move(groups, np.maximum(GROWN * counts, foreseen).astype(np.int64) + LEAST_SLOTS)
+        foreseen = np.minimum(
+            PACKED * (counts + expected_more), 16 * counts + 512
+        )  # limited: `expected_more` is only an estimate
+        self._move(groups, np.maximum(GROWN * counts, foreseen).astype(np.int64) + MIN_CELLS)
 
     def _tighten(self) -> None:
         """Release cells that were reserved for keys that did not come, and cells of removed keys."""
-        loose = np.flatnonzero(self._starts[:, -1] > LOOSE * self._counts + LEAST_SLOTS)
-        self._move(loose, (PACKED * self._counts[loose]).astype(np.int64) + LEAST_SLOTS)
+        loose = np.flatnonzero(self._starts[:, -1] > LOOSE * self._counts + MIN_CELLS)
+        self._move(loose, (PACKED * self._counts[loose]).astype(np.int64) + MIN_CELLS)
 
     def _widen(self) -> None:
         """Change all cells from 24-bit to 32-bit places."""
         starts = np.empty((GROUPS, (1 << (56 - WIDE)) + 1), np.uint32)
         self._move(np.arange(GROUPS), self._starts[:, -1].astype(np.int64), WIDE, starts)
         self._bits, self._starts = WIDE, starts
+        self._bind()
 
-    def _move(self, groups: Int64s, slots: Int64s, bits: int | None = None, starts: Places | None = None) -> None:
-        """Copy groups to new arrays of `slots` cells, about a megabyte at a time, without the removed keys."""
+    def _move(self, groups: Int64s, cells: Int64s, bits: int | None = None, starts: Places | None = None) -> None:
+        """Copy groups to new arrays of `cells` cells, about a megabyte at a time, without the removed keys."""
         bits = self._bits if bits is None else bits
         starts = self._starts if starts is None else starts
         if len(groups):
-            step = max(1, MOVED_BYTES // (SLOT_BYTES * int(slots.max())))
+            step = max(1, MOVED_BYTES // (CELL_BYTES * int(cells.max())))
             for first in range(0, len(groups), step):
                 part = slice(first, first + step)
-                self._move_at_once(groups[part], slots[part], bits, starts)
+                self._move_at_once(groups[part], cells[part], bits, starts)
 
-    def _move_at_once(self, groups: Int64s, slots: Int64s, bits: int, all_starts: Places) -> None:
-        capacities = slots - np.minimum(TAIL_SLOTS, slots // 32)
+    def _move_at_once(self, groups: Int64s, cells: Int64s, bits: int, all_starts: Places) -> None:
+        capacities = cells - np.minimum(TAIL_CELLS, cells // 32)
         while len(groups):
-            arrays = [_uninitialised(size * SLOT_BYTES) for size in slots.tolist()]
+            arrays = [_uninitialised(size * CELL_BYTES) for size in cells.tolist()]
             tables = np.array([array.ctypes.data for array in arrays], np.uint64)
             starts, ends = np.empty((len(groups), all_starts.shape[1]), np.uint32), np.empty(len(groups), np.int64)
+            moved = _struct(bits, tables, capacities, None, starts, None, None)
             library().ssd_index_rehash(
-                groups=groups,
-                n=len(groups),
-                old_bits=self._bits,
-                old_tables=self._tables,
-                old_capacities=self._capacities,
-                old_starts=self._starts,
-                bits=bits,
-                tables=tables,
-                capacities=capacities,
-                slots=slots,
-                starts=starts,
-                ends=ends,
+                old=self._groups, groups=groups, n=len(groups), moved=moved, cells=cells, ends=ends
             )
-            fits = ends < slots  # a cell stays free at the end, so that the next key fits wherever its home is
+            fits = ends < cells  # a cell stays free at the end, so that the next key fits wherever its home is
             for group, array in zip(groups[fits].tolist(), itertools.compress(arrays, fits), strict=True):
-                old, self._slots[group] = self._slots[group], array
+                old, self._cells[group] = self._cells[group], array
                 if isinstance(old.base, np.ndarray):  # a view of what `read_index` read; others use the rest
-                    library().ssd_give_back(memory=old, n=old.nbytes)
+                    library().ssd_release_pages(memory=old, n=old.nbytes)
             done = groups[fits]
             self._tables[done], self._capacities[done] = tables[fits], capacities[fits]
-            self._limits[done], self._dead[done] = FULL * slots[fits], 0
+            self._limits[done], self._dead[done] = FULL * cells[fits], 0
             all_starts[done] = starts[fits]
             # Too many keys at the end of these groups for the cells behind the capacity: try again with more cells.
             groups, capacities = groups[~fits], capacities[~fits]
-            slots = ends[~fits] + np.minimum(TAIL_SLOTS, capacities // 32) + LEAST_SLOTS
+            cells = ends[~fits] + np.minimum(TAIL_CELLS, capacities // 32) + MIN_CELLS
+
+
+def _struct(bits: int, *arrays: npt.NDArray[Any] | None) -> npt.NDArray[np.uint64]:
+    """Return the struct IndexGroups of index.cpp. It has addresses: the caller keeps the arrays."""
+    return np.array([bits, *(0 if array is None else array.ctypes.data for array in arrays)], np.uint64)
 
 
 def _uninitialised(size: int) -> Bytes:

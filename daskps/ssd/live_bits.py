@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from daskps.device.native import library
 from daskps.ssd.index import Bytes, Places
-from daskps.ssd.manifest import Snapshot
+from daskps.ssd.manifest import PartitionSnapshot
 from daskps.types import Int64s
 
 PER_ROW = 2.0  # rows allowed on disk per live row, of the current state and of each kept snapshot
@@ -29,7 +29,7 @@ class DiskBound:
     helps, and it must not prevent the compaction of later ones.
     """
 
-    def __init__(self, snapshots: Iterable[Snapshot], file_rows: int) -> None:
+    def __init__(self, snapshots: Iterable[PartitionSnapshot], file_rows: int) -> None:
         held = [(s, sum(entry.rows for entry in s.files)) for s in snapshots]
         held = [(s, rows) for s, rows in held if rows <= PER_ROW * s.live_rows + file_rows]
         self._file_rows = file_rows
@@ -196,26 +196,26 @@ class LiveBits:
         """Return the segments whose rows are all stale."""
         return [int(number) for number in np.flatnonzero((self._rows > 0) & (self._live == 0))]
 
-    def stalest(self, above: float, besides: int | None = None, *, kept: bool = True) -> list[int]:
+    def stalest(self, min_stale_fraction: float, exclude: int | None = None, *, kept: bool = True) -> list[int]:
         """Return candidates for compaction, the one with the largest stale fraction first.
 
-        Segments are grouped by the oldest snapshot that needs them, and each group gives its stalest segment. Left out
-        are segments whose stale fraction is at most `above`, the segment `besides`, and with `kept=False` those that a
-        snapshot needs.
+        Segments are grouped by the oldest snapshot that needs them, and each group gives its stalest segment. Only
+        segments with a larger stale fraction than `min_stale_fraction` count, without the segment `exclude`, and with
+        `kept=False` without those that a snapshot needs.
         """
         rows = self._rows if kept else np.where(self._kept, 0, self._rows)
         stale = np.divide(rows - np.minimum(self._live, rows), rows, out=np.zeros(len(rows)), where=rows > 0)
-        if besides is not None:
-            stale[besides] = 0
+        if exclude is not None:
+            stale[exclude] = 0
         order = np.argsort(-stale, kind="stable")
-        order = order[: int(np.count_nonzero(stale > above))]
+        order = order[: int(np.count_nonzero(stale > min_stale_fraction))]
         _, first = np.unique(self._holder[order], return_index=True)
         return [int(number) for number in order[np.sort(first)]]
 
-    def shortest(self, below: int, besides: int | None = None) -> list[int]:
-        """Return the segments with fewer than `below` live rows, except `besides`, the shortest first."""
+    def shortest(self, below: int, exclude: int | None = None) -> list[int]:
+        """Return the segments with fewer than `below` live rows, except `exclude`, the shortest first."""
         short = np.flatnonzero((self._rows > 0) & (self._live < below))
-        short = short[short != besides] if besides is not None else short
+        short = short[short != exclude] if exclude is not None else short
         return [int(number) for number in short[np.argsort(self._live[short], kind="stable")]]
 
     def snapshot_bits(self, files: int) -> Bytes:

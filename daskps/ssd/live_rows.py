@@ -18,8 +18,8 @@ from daskps.device.pool import ComputePool
 from daskps.ssd.index import ABSENT, KeyIndex
 from daskps.ssd.live_bits import DiskBound, LiveBits
 from daskps.ssd.manifest import FileEntry, Manifest
-from daskps.ssd.options import HARD, SHORT_FILES, SHORT_PART, SOFT, Counters, Options
-from daskps.ssd.segments import Segment, SegmentFiles, by_file, read_rows, sort_requests
+from daskps.ssd.options import COMPACT_RATIO, SHORT_FRACTION, SHORT_SEGMENTS, WAIT_RATIO, Options, Statistics
+from daskps.ssd.segments import Segment, SegmentFiles, by_file, sort_requests
 from daskps.storage.files import Files, disk_error
 from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys
@@ -29,12 +29,12 @@ class LiveRows:
     """The current state of a partition: index, live bits and segments."""
 
     def __init__(
-        self, files: Files, manifest: Manifest, pool: ComputePool, options: Options, io: Executor, counters: Counters
+        self, files: Files, manifest: Manifest, pool: ComputePool, options: Options, io: Executor, counters: Statistics
     ) -> None:
         self.shape, self.lock = manifest.shape, RLock()
         self.index = KeyIndex(pool)
-        self.ledger = LiveBits(self.shape.file_rows)
-        self.shelf = SegmentFiles(files, self.shape, io, self.lock, counters, pool)
+        self.live_bits = LiveBits(self.shape.file_rows)
+        self.segments = SegmentFiles(files, self.shape, io, self.lock, counters, pool)
         self._files, self._pool, self._options, self._io, self._counters = files, pool, options, io, counters
         self._manifest, self._manifest_bytes = manifest, len(manifest.text())
         self._bound = DiskBound(manifest.snapshots, self.shape.file_rows)
@@ -54,22 +54,22 @@ class LiveRows:
             count = self._stage(keys, rows, positions, first)
             first += count
             self.changed_rows += count
-            self.settle()
+            self.compact_and_write()
 
     def load(self, keys: Keys, positions: Positions | None, out: Floats) -> Bools:
         """Copy the row of ``keys[i]`` to ``out[positions[i]]``, or to ``out[i]``; return a mask of the keys found."""
         with self.lock:
             requests, found = self.index.request(keys, positions)
-            sort_requests(requests, self.ledger.files * self.shape.file_rows)
+            sort_requests(requests, self.live_bits.files * self.shape.file_rows)
             wanted = []
             for number, first, last in by_file(requests, self.shape.file_rows):
-                file = self.shelf.current[number]
-                wanted.append((file, self.shelf.pin(file), first, last))
+                file = self.segments.current[number]
+                wanted.append((file, self.segments.pin(file), first, last))
         try:
-            read = read_rows(self._files, self.shape, self.shelf, self._io, requests, wanted, out)
+            read = self.segments.read_rows(requests, wanted, out)
         finally:
             for file, _, _, _ in wanted:
-                self.shelf.unpin(file)
+                self.segments.unpin(file)
         with self.lock:
             self._counters.read_bytes += read
             self._counters.loaded_rows += len(requests)
@@ -80,7 +80,7 @@ class LiveRows:
         """Delete keys; return a mask of those that existed."""
         with self.lock:
             previous = self.index.remove(keys)
-            self.ledger.clear(previous)
+            self.live_bits.clear(previous)
             found: Bools = previous != ABSENT
             self.changed_rows += int(np.count_nonzero(found))
         return found
@@ -88,14 +88,16 @@ class LiveRows:
     def scan(self) -> Iterator[tuple[Keys, Floats]]:
         """Yield all live keys and rows as of now, one segment at a time."""
         with self.lock:
-            contents = [(file, self.ledger.file_bits(number).copy()) for number, file in self.shelf.current.items()]
+            contents = [
+                (file, self.live_bits.file_bits(number).copy()) for number, file in self.segments.current.items()
+            ]
             for file, _ in contents:
-                self.shelf.pin(file)
+                self.segments.pin(file)
         try:
-            yield from self.shelf.scan(contents)
+            yield from self.segments.scan(contents)
         finally:
             for file, _ in contents:
-                self.shelf.unpin(file)
+                self.segments.unpin(file)
 
     # ---- files
 
@@ -105,51 +107,51 @@ class LiveRows:
             gone = self._manifest.kept()
             self._manifest, self._manifest_bytes = manifest, len(manifest.text())
             kept = manifest.kept()
-            self.shelf.reserve(set(kept))
+            self.segments.reserve(set(kept))
             self._bound = DiskBound(manifest.snapshots, self.shape.file_rows)
-            self.ledger.keep(list(kept), self._bound)
-            self.shelf.discard([e for n, e in gone.items() if n not in kept and n not in self.shelf.current])
+            self.live_bits.keep(list(kept), self._bound)
+            self.segments.discard([e for n, e in gone.items() if n not in kept and n not in self.segments.current])
 
     def flush(self) -> list[FileEntry]:
         """Write all rows to segments, wait until their bytes are durable, and return these segments."""
         while self._staged is not None and self._staged.count:
-            self._squeeze()
+            self._drop_stale_staged()
             self._seal()
-            self.settle()  # may compact, and so stage rows again
+            self.compact_and_write()  # may compact, and so stage rows again
         self._drain(0)
-        files = [file for file in self.shelf.current.values() if file is not self._staged]
+        files = [file for file in self.segments.current.values() if file is not self._staged]
         for file in files:
-            self.shelf.wait_synced(file)
+            self.segments.wait_synced(file)
         return sorted((file.entry for file in files), key=lambda entry: entry.number)
 
-    def settle(self) -> None:
+    def compact_and_write(self) -> None:
         """Remove segments without live rows, compact as far as the bound needs it, and write full segments.
 
         A segment that cannot be written stays in memory.
         """
         self._drop_empty()
         waited = False
-        while self.over(HARD) and (number := self.victim(0.0)) is not None:
+        while self.over(WAIT_RATIO) and (number := self.victim(0.0)) is not None:
             self.move(number)
             self._write_full()
             waited = True
         self._counters.append_waits += waited
         self._write_full()
 
-    def tidy(self) -> None:
+    def compact_for_snapshot(self) -> None:
         """Compact before a snapshot, because its segments cannot be compacted while it is kept.
 
-        It removes stale rows (at most SOFT x the live rows stay) and merges short segments. Every snapshot writes a
-        short segment; without merging, frequent snapshots make thousands of them, which cost time in every load and
-        live bits in every snapshot.
+        It removes stale rows (at most COMPACT_RATIO x the live rows stay) and merges short segments. Every snapshot
+        writes a short segment; without merging, frequent snapshots make thousands of them, which cost time in every
+        load and live bits in every snapshot.
         """
-        self._squeeze()
-        while self.over(SOFT, staged=True) and (number := self.victim(0.0)) is not None:
+        self._drop_stale_staged()
+        while self.over(COMPACT_RATIO, staged=True) and (number := self.victim(0.0)) is not None:
             self.move(number)
             self._write_full()
-        short = self.ledger.shortest(int(SHORT_PART * self.shape.file_rows), self._staged_number)
-        if len(short) > SHORT_FILES:
-            for number in short[: len(short) - SHORT_FILES // 2]:
+        short = self.live_bits.shortest(int(SHORT_FRACTION * self.shape.file_rows), self._staged_number)
+        if len(short) > SHORT_SEGMENTS:
+            for number in short[: len(short) - SHORT_SEGMENTS // 2]:
                 if self._may_move(number):
                     self.move(number)
                     self._write_full()
@@ -159,26 +161,27 @@ class LiveRows:
 
         The staged segment is in memory; it counts only with `staged`.
         """
-        rows, live_rows = self.ledger.rows, self.ledger.live_rows
+        rows, live_rows = self.live_bits.rows, self.live_bits.live_rows
         if self._staged is not None and not staged:
             rows = rows.copy()
             rows[self._staged.number] = 0
         return int(rows.sum()) > limit * live_rows or self._bound.room(rows, live_rows, self.changed_rows) < 0
 
-    def victim(self, above: float, *, kept: bool = True) -> int | None:
-        """Return the stalest segment that compaction may move and whose stale fraction is over `above`; None if none.
+    def victim(self, min_stale_fraction: float, *, kept: bool = True) -> int | None:
+        """Return the stalest segment that compaction may move; None if there is none.
 
-        With `kept=False`, segments that a snapshot needs are left out.
+        Its stale fraction is larger than `min_stale_fraction`. With `kept=False`, segments that a snapshot needs are
+        left out.
         """
-        files = self.ledger.stalest(above, self._staged_number, kept=kept)
+        files = self.live_bits.stalest(min_stale_fraction, self._staged_number, kept=kept)
         return next((number for number in files if self._may_move(number)), None)
 
     def move(self, number: int) -> None:
         """Compact a segment: append its live rows again, so that all its own rows are stale."""
-        file = self.shelf.current[number]
-        live = self.ledger.live_positions(number)
+        file = self.segments.current[number]
+        live = self.live_bits.live_positions(number)
         if len(live):
-            keys, rows = self.shelf.keys(file)[live], self.shelf.rows(file)
+            keys, rows = self.segments.keys(file)[live], self.segments.rows(file)
             first = 0
             while first < len(keys):
                 first += self._stage(keys, rows, live, first)
@@ -189,7 +192,7 @@ class LiveRows:
     def memory_bytes(self) -> int:
         """Return the bytes of memory of index, live bits, block checksums and write buffers."""
         with self.lock:
-            return self.index.memory_bytes + self.ledger.memory_bytes + self.shelf.memory_bytes
+            return self.index.memory_bytes + self.live_bits.memory_bytes + self.segments.memory_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -199,14 +202,14 @@ class LiveRows:
     def disk_terms(self) -> list[Term]:
         """Return the terms of the bytes on disk."""
         with self.lock:
-            current = {number: f.count for number, f in self.shelf.current.items() if f is not self._staged}
+            current = {number: f.count for number, f in self.segments.current.items() if f is not self._staged}
             kept = {n: entry.rows for n, entry in self._manifest.kept().items() if n not in current}
-            staged = 0 if self._staged is None else self.ledger.live_of(self._staged.number)
-            live = (self.ledger.live_rows - staged) * (KEY_BYTES + self.shape.row_bytes)
+            staged = 0 if self._staged is None else self.live_bits.live_of(self._staged.number)
+            live = (self.live_bits.live_rows - staged) * (KEY_BYTES + self.shape.row_bytes)
             current_bytes = sum(map(self.shape.data_bytes, current.values()))
             sizes = {
                 "live rows": live,
-                "stale rows": current_bytes - live + self.shelf.leaving_bytes,
+                "stale rows": current_bytes - live + self.segments.leaving_bytes,
                 "kept snapshots": sum(map(self.shape.data_bytes, kept.values())),
                 "live bits and indexes": self._manifest_bytes
                 + sum(s.live_bytes + (s.index_bytes or 0) for s in self._manifest.snapshots),
@@ -229,16 +232,16 @@ class LiveRows:
 
         A segment that a snapshot needs stays on disk, so its live rows would be there twice.
         """
-        if not self.ledger.is_kept(number):
+        if not self.live_bits.is_kept(number):
             return True
-        ledger = self.ledger
+        live_bits = self.live_bits
         if not self.has_room(
-            self.shape.data_bytes(ledger.live_of(number)) + self.shape.data_bytes(self.shape.file_rows)
+            self.shape.data_bytes(live_bits.live_of(number)) + self.shape.data_bytes(self.shape.file_rows)
         ):
             return False
-        holder = ledger.holder(number)
+        holder = live_bits.holder(number)
         return holder is None or (
-            self._bound.room_after(ledger.rows, ledger.live, self.changed_rows, number, holder) >= 0
+            self._bound.room_after(live_bits.rows, live_bits.live, self.changed_rows, number, holder) >= 0
         )
 
     def _stage(self, keys: Keys, rows: Floats, positions: Int64s | None, start: int) -> int:
@@ -247,7 +250,7 @@ class LiveRows:
         A full segment is sealed.
         """
         if self._staged is None:
-            self._staged = self.shelf.stage()
+            self._staged = self.segments.stage()
         file = self._staged
         assert file.keys is not None
         assert file.rows is not None
@@ -262,13 +265,13 @@ class LiveRows:
         base = file.number * self.shape.file_rows + first
         with self.lock:
             file.count += count
-            self.ledger.add(file.number, first, count)
+            self.live_bits.add(file.number, first, count)
             places = np.arange(base, base + count, dtype=np.uint32)
-            previous = self.index.insert(keys[:count], places, coming=len(keys) - count)
-            self.ledger.clear(previous)
+            previous = self.index.insert(keys[:count], places, expected_more=len(keys) - count)
+            self.live_bits.clear(previous)
         if file.count == self.shape.file_rows:
-            if 2 * self.ledger.live_of(file.number) <= file.count:
-                self._squeeze()  # the same keys again and again: their older rows need not be written
+            if 2 * self.live_bits.live_of(file.number) <= file.count:
+                self._drop_stale_staged()  # the same keys again and again: their older rows need not be written
             else:
                 self._seal()
         return count
@@ -288,22 +291,22 @@ class LiveRows:
         else:
             self._pool.shares(share)
 
-    def _squeeze(self) -> None:
+    def _drop_stale_staged(self) -> None:
         """Remove the stale rows of the staged segment before it is written."""
         file = self._staged
-        if file is None or self.ledger.live_of(file.number) == file.count:
+        if file is None or self.live_bits.live_of(file.number) == file.count:
             return
         with self.lock:
-            live = self.ledger.live_positions(file.number)
+            live = self.live_bits.live_positions(file.number)
             assert file.keys is not None
             assert file.rows is not None
-            keys, rows = self.shelf.buffers()
+            keys, rows = self.segments.buffers()
             keys[: len(live)], rows[: len(live)] = file.keys[live], file.rows[live]
-            self.shelf.exchange(file, keys, rows)
-            self.ledger.drop(file.number)
+            self.segments.exchange(file, keys, rows)
+            self.live_bits.drop(file.number)
             file.count = len(live)
             base = file.number * self.shape.file_rows
-            self.ledger.add(file.number, 0, len(live))
+            self.live_bits.add(file.number, 0, len(live))
             self.index.insert(keys[: len(live)], np.arange(base, base + len(live), dtype=np.uint32))
 
     def _seal(self) -> None:
@@ -315,13 +318,13 @@ class LiveRows:
     def _write_full(self) -> None:
         """Free disk space, start to write the full segments, and wait while too many are in memory (back-pressure)."""
         self._drop_empty()
-        self.shelf.sweep()
+        self.segments.sweep()
         for file in list(self._full):
             if (file.writing is None or _failed(file.writing)) and file in self._full:
                 self._check_budget()
-                self.shelf.write(file)
+                self.segments.write(file)
         self._drain(self._options.unwritten_files)
-        self.shelf.sweep()
+        self.segments.sweep()
 
     def _drain(self, allowed: int) -> None:
         """Wait until at most `allowed` full segments are in memory."""
@@ -339,12 +342,12 @@ class LiveRows:
 
     def _drop_empty(self) -> None:
         with self.lock:
-            for number in self.ledger.empty_files():
+            for number in self.live_bits.empty_files():
                 if self._staged is not None and number == self._staged.number:
                     continue
-                file, kept = self.shelf.current[number], self.ledger.is_kept(number)
-                self.ledger.drop(number)
-                self.shelf.drop(file, kept=kept)
+                file, kept = self.segments.current[number], self.live_bits.is_kept(number)
+                self.live_bits.drop(number)
+                self.segments.drop(file, kept=kept)
                 if file in self._full:
                     self._full.remove(file)
 
@@ -355,7 +358,7 @@ class LiveRows:
         while self.disk_bytes > budget and (number := self.victim(0.0, kept=False)) is not None:
             self.move(number)
             self._drop_empty()
-            self.shelf.sweep()
+            self.segments.sweep()
         if (wanted := self.disk_bytes) > budget:
             raise capacity_error(
                 f"{self._files.url}: {wanted:,} bytes wanted, the disk budget is {budget:,}, with "

@@ -1,7 +1,7 @@
 """The manifest of a partition: its snapshots and the segments that each one needs. It is replaced atomically.
 
-Input: the text of manifest.json. Output: `Manifest` and `Snapshot`, which are immutable: a change makes a new value
-and a new text.
+Input: the text of manifest.json. Output: `Manifest` and `PartitionSnapshot`. Both are immutable: a change makes a new
+value and a new text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from daskps.errors import SnapshotError, StoreError
-from daskps.ssd.format import FORMAT, MANIFEST, MANIFEST_JSON, VERSION, Shape, field_documents
+from daskps.ssd.format import FORMAT, MANIFEST, MANIFEST_JSON, VERSION, SegmentShape, field_documents
 from daskps.storage.sealed import canonical, checksum
 from daskps.types import Field, RowLayout
 
@@ -28,7 +28,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PartitionSnapshot:
     """A named state of the partition: its segments and their live rows."""
 
     id: str
@@ -52,14 +52,14 @@ class Snapshot:
 class Manifest:
     """The committed state of a partition."""
 
-    shape: Shape
+    shape: SegmentShape
     generation: int = 0  # number of replacements so far
     next_number: int = 1  # number of the next snapshot
     array_files: int = 0  # length of the data arrays by their zarr.json, in segments
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[PartitionSnapshot, ...] = ()
     model: str = ""  # id of the model that the rows belong to; "" if it is not known
 
-    def snapshot(self, snapshot_id: str) -> Snapshot:
+    def snapshot(self, snapshot_id: str) -> PartitionSnapshot:
         """Return the snapshot with this id, or raise SnapshotError."""
         for snapshot in self.snapshots:
             if snapshot.id == snapshot_id:
@@ -67,7 +67,7 @@ class Manifest:
         known = ", ".join(f"{s.id!r} ({s.state})" for s in self.snapshots) or "none"
         raise SnapshotError(f"no snapshot {snapshot_id!r} here; there are: {known}")
 
-    def digest(self, snapshot: Snapshot) -> str:
+    def digest(self, snapshot: PartitionSnapshot) -> str:
         """Return the XXH3 of everything that determines a snapshot's rows: shape, segments with checksums, live bits.
 
         The model's manifest keeps it, so that a partition of another model or of another time is detected. The state is
@@ -79,7 +79,7 @@ class Manifest:
         part = {"id": snapshot.id, "number": snapshot.number, "files": files, "live": live, "shape": shape}
         return checksum(canonical(part))
 
-    def newest(self) -> Snapshot | None:
+    def newest(self) -> PartitionSnapshot | None:
         """Return the newest confirmed snapshot, None if there is none."""
         confirmed = [snapshot for snapshot in self.snapshots if snapshot.state == "confirmed"]
         return max(confirmed, key=lambda snapshot: snapshot.number, default=None)
@@ -88,7 +88,7 @@ class Manifest:
         """Return all segments that some snapshot needs, by number."""
         return {entry.number: entry for snapshot in self.snapshots for entry in snapshot.files}
 
-    def with_snapshot(self, snapshot: Snapshot) -> Manifest:
+    def with_snapshot(self, snapshot: PartitionSnapshot) -> Manifest:
         """Return a manifest with one more snapshot."""
         return replace(
             self,
@@ -137,7 +137,7 @@ def parse(url: str, text: bytes) -> Manifest:
     document = MANIFEST_JSON.read(text, path)
     layout = RowLayout(tuple(Field(f["name"], f["count"], f["dtype"]) for f in document["fields"]))
     return Manifest(
-        shape=Shape(layout, document["file_rows"], document["block_bytes"]),
+        shape=SegmentShape(layout, document["file_rows"], document["block_bytes"]),
         generation=document["generation"],
         next_number=document["next_number"],
         array_files=document["array_files"],
@@ -146,13 +146,13 @@ def parse(url: str, text: bytes) -> Manifest:
     )
 
 
-def _snapshot_document(snapshot: Snapshot) -> dict[str, Any]:
-    document = {name: getattr(snapshot, name) for name in Snapshot.__slots__}
+def _snapshot_document(snapshot: PartitionSnapshot) -> dict[str, Any]:
+    document = {name: getattr(snapshot, name) for name in PartitionSnapshot.__slots__}
     return {**document, "files": [[entry.number, entry.rows, entry.crc32c] for entry in snapshot.files]}
 
 
-def _snapshot(document: dict[str, Any]) -> Snapshot:
-    return Snapshot(**{**document, "files": tuple(FileEntry(*entry) for entry in document["files"])})
+def _snapshot(document: dict[str, Any]) -> PartitionSnapshot:
+    return PartitionSnapshot(**{**document, "files": tuple(FileEntry(*entry) for entry in document["files"])})
 
 
 def _version(text: bytes) -> int:

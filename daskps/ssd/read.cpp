@@ -1,6 +1,7 @@
-// Rows out of parameter files: plan the ranges to read, read them, check every block, copy the wanted rows.
+// Reading of rows from segments: plan the ranges to read, read them, check every block, copy the requested rows.
 //
-// A request is one 64-bit word, sorted: the place (32 bits, upper) and the row of the answer it goes to (32 bits, lower).
+// A request is a 64-bit word: the upper 32 bits are the place of the row, the lower 32 bits the row of `out` to which it is
+// copied. Requests are sorted by place.
 #include "crc32c.cuh"
 #include <errno.h>
 #include <fcntl.h>
@@ -8,10 +9,21 @@
 
 static const int64_t PIECE_BYTES = 256 << 10;
 
-DEVICE int64_t place_of(uint64_t request) { return (int64_t)(request >> 32); }
-DEVICE int64_t answer_of(uint64_t request) { return (int64_t)(request & 0xffffffffu); }
+// Requests for rows of one segment, and where the rows go.
+struct SegmentRead {
+    const uint64_t* requests;  // all requests of the load, sorted
+    int64_t base;              // place of the segment's first row
+    int64_t row_bytes;
+    int64_t block_bytes;   // bytes per checksum
+    const uint32_t* sums;  // checksums of the blocks of the segment's rows; null if its rows are in memory
+    uint8_t* out;          // rows of the result
+};
 
-// Sort requests by place, 11 bits a pass, over the places' lower `bits` bits; NumPy's sort takes 5 times as long here.
+DEVICE int64_t place_of(uint64_t request) { return (int64_t)(request >> 32); }
+DEVICE int64_t target_of(uint64_t request) { return (int64_t)(request & 0xffffffffu); }
+
+// Sort requests by the lower `bits` bits of their places: a radix sort of 11 bits per pass. NumPy's sort takes 5 times as
+// long.
 NATIVE(void, ssd_sort_requests, uint64_t* requests, uint64_t* scratch, int64_t n, int64_t bits) {
     const int64_t digits = 2048;
     uint64_t *from = requests, *to = scratch;
@@ -31,14 +43,15 @@ NATIVE(void, ssd_sort_requests, uint64_t* requests, uint64_t* scratch, int64_t n
     if (from != requests) memcpy(requests, from, n * sizeof(uint64_t));
 }
 
-// Ranges (offset, bytes, first request, last request) of whole blocks that hold the rows of requests [first, last) of one
-// file. Blocks less than gap_bytes apart share a range; a range is cut near most_bytes, where no row or block is split if
-// such a point comes before twice that. Returns the number of ranges.
-NATIVE(int64_t, ssd_plan, const uint64_t* requests, int64_t first, int64_t last, int64_t base, int64_t row_bytes,
-       int64_t block_bytes, int64_t gap_bytes, int64_t most_bytes, int64_t file_bytes, int64_t* ranges) {
+// Plan the reads for requests [first, last), all of one segment. A range is (offset, bytes, first request, last request) and
+// consists of whole blocks. Blocks less than gap_bytes apart share a range. A range is cut at about most_bytes, if possible
+// between two blocks and where no row is split, at the latest at twice that size. Returns the number of ranges.
+NATIVE(int64_t, ssd_plan, const SegmentRead* read, int64_t first, int64_t last, int64_t gap_bytes, int64_t most_bytes,
+       int64_t file_bytes, int64_t* ranges) {
+    const int64_t row_bytes = read->row_bytes, block_bytes = read->block_bytes;
     int64_t count = 0, begin = 0, end = -1, opened = first;
     for (int64_t i = first; i < last; ++i) {
-        const int64_t offset = (place_of(requests[i]) - base) * row_bytes;
+        const int64_t offset = (place_of(read->requests[i]) - read->base) * row_bytes;
         const int64_t from = offset / block_bytes * block_bytes;
         int64_t to = (offset + row_bytes + block_bytes - 1) / block_bytes * block_bytes;
         if (to > file_bytes) to = file_bytes;
@@ -59,31 +72,36 @@ NATIVE(int64_t, ssd_plan, const uint64_t* requests, int64_t first, int64_t last,
     return count;
 }
 
-DEVICE void copy_rows(const uint64_t* requests, int64_t first, int64_t last, int64_t base, int64_t row_bytes,
-                      const uint8_t* rows, int64_t offset, uint8_t* out) {
-    for (int64_t i = first; i < last; ++i)
-        memcpy(out + answer_of(requests[i]) * row_bytes, rows + (place_of(requests[i]) - base) * row_bytes - offset,
-               row_bytes);
+// Copy the rows of requests [first, last) from `rows`, which begins `offset` bytes after the segment's first row.
+DEVICE void copy_rows(const SegmentRead& read, int64_t first, int64_t last, const uint8_t* rows, int64_t offset) {
+    for (int64_t i = first; i < last; ++i) {
+        const uint64_t request = read.requests[i];
+        memcpy(read.out + target_of(request) * read.row_bytes,
+               rows + (place_of(request) - read.base) * read.row_bytes - offset, read.row_bytes);
+    }
 }
 
-// Rows that are still in memory.
-NATIVE(void, ssd_copy_rows, const uint64_t* requests, int64_t first, int64_t last, int64_t base, int64_t row_bytes,
-       const void* rows, void* out) {
-    copy_rows(requests, first, last, base, row_bytes, (const uint8_t*)rows, 0, (uint8_t*)out);
-}
-
-// Check one range that was read into `bytes` and copy its rows. Returns the wrong block's number in the file, or -1.
-NATIVE(int64_t, ssd_take_range, const uint64_t* requests, const int64_t* range, int64_t base, int64_t row_bytes,
-       int64_t block_bytes, const uint32_t* sums, const void* bytes, void* out) {
-    const int64_t block = range[0] / block_bytes;
-    const int64_t wrong = crc_mismatch((const uint8_t*)bytes, range[1], block_bytes, sums + block);
+// Check a range that was read into `bytes` and copy its rows. Returns -1, or the number of the first damaged block.
+DEVICE int64_t take_range(const SegmentRead& read, const int64_t* range, const uint8_t* bytes) {
+    const int64_t block = range[0] / read.block_bytes;
+    const int64_t wrong = crc_mismatch(bytes, range[1], read.block_bytes, read.sums + block);
     if (wrong >= 0) return block + wrong;
-    copy_rows(requests, range[2], range[3], base, row_bytes, (const uint8_t*)bytes, range[0], (uint8_t*)out);
+    copy_rows(read, range[2], range[3], bytes, range[0]);
     return -1;
 }
 
-// Fill `to` with n bytes from `offset` on. Returns 0, or 1 (the read failed, *value = errno) or 2 (the file ends early,
-// *value = bytes that are there).
+// Copy the rows of requests [first, last) from a segment that is still in memory.
+NATIVE(void, ssd_copy_rows, const SegmentRead* read, int64_t first, int64_t last, const void* rows) {
+    copy_rows(*read, first, last, (const uint8_t*)rows, 0);
+}
+
+// As take_range, for a range that the caller has read.
+NATIVE(int64_t, ssd_take_range, const SegmentRead* read, const int64_t* range, const void* bytes) {
+    return take_range(*read, range, (const uint8_t*)bytes);
+}
+
+// Fill `to` with n bytes of a file from `offset` on. Returns 0, or 1 if the read failed (*value: errno), or 2 if the file
+// ends too early (*value: its length).
 DEVICE int64_t read_whole(int32_t fd, int64_t offset, int64_t n, uint8_t* to, int64_t* value) {
     for (int64_t have = 0; have < n;) {
         const int64_t got = pread(fd, to + have, n - have, offset + have);
@@ -97,9 +115,9 @@ DEVICE int64_t read_whole(int32_t fd, int64_t offset, int64_t n, uint8_t* to, in
     return 0;
 }
 
-// Read a file from its start and leave the sum of each block: in pieces, so that the sums are taken while a piece is in
-// the cache, and so that the kernel's read-ahead works on the next one meanwhile (one long read takes 1.6 times as long
-// from a cold disk). what: as in read_whole. Returns 0 when all is there.
+// Read n bytes of a file from `offset` on, and write the checksum of each block. It reads pieces: a piece is still in the
+// CPU's cache when its checksums are computed, and meanwhile the kernel reads ahead. (One long read takes 1.6 times as long
+// from a cold disk.) Returns 0, or an error as read_whole, which is also in what[0], with its value in what[1].
 NATIVE(int64_t, ssd_read_sums, int32_t fd, int64_t offset, int64_t n, int64_t block_bytes, void* out, uint32_t* sums,
        int64_t* what) {
     const int64_t piece_bytes = block_bytes < PIECE_BYTES ? PIECE_BYTES / block_bytes * block_bytes : block_bytes;
@@ -112,12 +130,11 @@ NATIVE(int64_t, ssd_read_sums, int32_t fd, int64_t offset, int64_t n, int64_t bl
     return 0;
 }
 
-// Read, check and copy ranges [first, last) of an open file; `ahead` ranges are announced to the kernel before they are
-// read, so that one thread keeps many reads in flight. Returns -1, or the range that failed with what[0] = 1 or 2 (see
-// read_whole) or 3 (what[1] = block whose sum is wrong).
-NATIVE(int64_t, ssd_read_ranges, int32_t fd, const uint64_t* requests, const int64_t* ranges, int64_t first,
-       int64_t last, int64_t ahead, int64_t base, int64_t row_bytes, int64_t block_bytes, const uint32_t* sums,
-       void* buffer, void* out, int64_t* what) {
+// Read, check and copy ranges [first, last) of an open file. `ahead` ranges are announced to the kernel before they are read,
+// so that one thread has many reads in flight. Returns -1, or the number of the range that failed: what[0] is 1 or 2 (see
+// read_whole), or 3 for a damaged block (what[1]: its number).
+NATIVE(int64_t, ssd_read_ranges, const SegmentRead* read, int32_t fd, const int64_t* ranges, int64_t first, int64_t last,
+       int64_t ahead, void* buffer, int64_t* what) {
     int64_t announced = first;
     for (int64_t k = first; k < last; ++k) {
 #if defined(POSIX_FADV_WILLNEED)
@@ -126,14 +143,12 @@ NATIVE(int64_t, ssd_read_ranges, int32_t fd, const uint64_t* requests, const int
 #endif
         const int64_t* range = ranges + 4 * k;
         if ((what[0] = read_whole(fd, range[0], range[1], (uint8_t*)buffer, what + 1))) return k;
-        const int64_t block = range[0] / block_bytes;
-        const int64_t wrong = crc_mismatch((const uint8_t*)buffer, range[1], block_bytes, sums + block);
+        const int64_t wrong = take_range(*read, range, (const uint8_t*)buffer);
         if (wrong >= 0) {
             what[0] = 3;
-            what[1] = block + wrong;
+            what[1] = wrong;
             return k;
         }
-        copy_rows(requests, range[2], range[3], base, row_bytes, (const uint8_t*)buffer, range[0], (uint8_t*)out);
     }
     return -1;
 }

@@ -19,7 +19,7 @@ from daskps.ssd.format import (
     MANIFEST,
     SNAPSHOT_ARRAYS,
     ZARR_JSON,
-    Shape,
+    SegmentShape,
     block_sums,
     bytes_array_text,
     chunk_names,
@@ -27,11 +27,11 @@ from daskps.ssd.format import (
     data_array_texts,
     group_text,
 )
-from daskps.ssd.index import GROUPS, NARROW, SLOT_BYTES, WIDE, Bytes, IndexImage, KeyIndex
+from daskps.ssd.index import CELL_BYTES, GROUPS, NARROW, WIDE, Bytes, IndexImage, KeyIndex
 from daskps.ssd.live_bits import LiveBits
 from daskps.ssd.live_rows import LiveRows
-from daskps.ssd.manifest import FileEntry, Manifest, Snapshot, State, parse
-from daskps.ssd.options import Counters
+from daskps.ssd.manifest import FileEntry, Manifest, PartitionSnapshot, State, parse
+from daskps.ssd.options import Statistics
 from daskps.ssd.segments import Segment, SegmentFiles, read_ahead, read_sums
 from daskps.storage.files import Files
 from daskps.types import Floats, Keys
@@ -54,45 +54,45 @@ def write_live(files: Files, number: int, bits: Bytes) -> tuple[int, int]:
 
 def write_snapshot(
     files: Files,
-    stock: LiveRows,
+    rows: LiveRows,
     pool: ComputePool,
     manifest: Manifest,
     snapshot_id: str,
     state: State,
     entries: list[FileEntry],
     save_index: bool,
-) -> tuple[Snapshot, int]:
+) -> tuple[PartitionSnapshot, int]:
     """Write everything of a snapshot except the manifest, durably; return the snapshot and the bytes sent."""
     number = manifest.next_number
     reach = max((entry.number for entry in entries), default=-1) + 1
-    bits = stock.ledger.snapshot_bits(reach)
+    bits = rows.live_bits.snapshot_bits(reach)
     live_crc, sent = write_live(files, number, bits)
     names = [name for name in array_names("live", number) if len(bits) or name.endswith("json")]
     index_bytes = index_crc = None
     if save_index:
-        index_bytes, index_crc, more = write_index(files, number, stock.index, pool)
+        index_bytes, index_crc, more = write_index(files, number, rows.index, pool)
         names += array_names("index", number)
         sent += more
     files.sync([*names, *(f"{array}/zarr.json" for array in DATA_ARRAYS)])  # syncs the folders of all arrays too
     if reach > manifest.array_files:
-        for array, text in data_array_texts(stock.shape, reach).items():
+        for array, text in data_array_texts(rows.shape, reach).items():
             files.replace(f"{array}/zarr.json", text)
-    snapshot = Snapshot(
+    snapshot = PartitionSnapshot(
         id=snapshot_id,
         number=number,
         state=state,
-        live_rows=stock.ledger.live_rows,
+        live_rows=rows.live_bits.live_rows,
         files=tuple(entries),
         live_bytes=len(bits),
         live_crc32c=live_crc,
         index_bytes=index_bytes,
         index_crc32c=index_crc,
-        changed_rows=stock.changed_rows,
+        changed_rows=rows.changed_rows,
     )
     return snapshot, sent
 
 
-def read_live(files: Files, snapshot: Snapshot) -> Bytes:
+def read_live(files: Files, snapshot: PartitionSnapshot) -> Bytes:
     """Return the live bits of a snapshot, after checking them."""
     metadata, chunk = array_names("live", snapshot.number)
     _check_metadata(files, metadata, snapshot.live_bytes)
@@ -114,9 +114,9 @@ def write_index(files: Files, number: int, index: KeyIndex, pool: ComputePool) -
     groups = np.empty((GROUPS, 5), np.uint64)
     groups[:, 0], groups[:, 1], groups[:, 2] = image.capacities, image.keys, image.removed
     groups[:, 3] = image.starts[:, -1]
-    groups[:, 4] = pool.map(lambda slots: crc32c(block_sums(slots, slots.nbytes, BLOCK_BYTES)), image.slots)
+    groups[:, 4] = pool.map(lambda cells: crc32c(block_sums(cells, cells.nbytes, BLOCK_BYTES)), image.cells)
     head = np.concatenate([np.array([image.bits], np.uint64), groups.reshape(-1)])
-    pieces = [head, image.starts, *image.slots]
+    pieces = [head, image.starts, *image.cells]
     length = sum(piece.nbytes for piece in pieces)
     metadata, chunk = array_names("index", number)
     text = bytes_array_text(length)
@@ -124,7 +124,7 @@ def write_index(files: Files, number: int, index: KeyIndex, pool: ComputePool) -
     return length, crc32c(head, image.starts), sent
 
 
-def read_index(files: Files, snapshot: Snapshot, pool: ComputePool, io: Executor) -> KeyIndex:
+def read_index(files: Files, snapshot: PartitionSnapshot, pool: ComputePool, io: Executor) -> KeyIndex:
     """Return the saved index of a snapshot that has one, after checking it."""
     assert snapshot.index_bytes is not None
     metadata, chunk = array_names("index", snapshot.number)
@@ -139,21 +139,21 @@ def read_index(files: Files, snapshot: Snapshot, pool: ComputePool, io: Executor
     if crc32c(head, starts) != snapshot.index_crc32c:
         raise _damaged(files, chunk, snapshot.number, "the head")
     groups = head[1:].reshape(GROUPS, 5).astype(np.int64)
-    ends = np.cumsum(groups[:, 3]) * SLOT_BYTES
+    ends = np.cumsum(groups[:, 3]) * CELL_BYTES
     # One allocation for all groups: it gets huge pages, whose page faults take a third of the time of small pages.
     memory = np.empty(int(ends[-1]), np.uint8)
 
     def read(group: int) -> Bytes:
-        slots = memory[int(ends[group] - groups[group, 3] * SLOT_BYTES) : int(ends[group])]
-        first = head.nbytes + starts.nbytes + int(ends[group]) - slots.nbytes
-        sums = read_sums(files, chunk, first, slots, BLOCK_BYTES)
+        cells = memory[int(ends[group] - groups[group, 3] * CELL_BYTES) : int(ends[group])]
+        first = head.nbytes + starts.nbytes + int(ends[group]) - cells.nbytes
+        sums = read_sums(files, chunk, first, cells, BLOCK_BYTES)
         if crc32c(sums) != groups[group, 4]:
             raise _damaged(files, chunk, snapshot.number, f"group {group}")
-        return slots
+        return cells
 
     capacities, keys, removed = (groups[:, column].copy() for column in range(3))
-    slots = list(io.map(read, range(GROUPS)))
-    return KeyIndex.from_image(pool, IndexImage(int(head[0]), capacities, keys, removed, starts, slots))
+    cells = list(io.map(read, range(GROUPS)))
+    return KeyIndex.from_image(pool, IndexImage(int(head[0]), capacities, keys, removed, starts, cells))
 
 
 def _damaged(files: Files, chunk: str, number: int, what: str) -> CorruptionError:
@@ -201,7 +201,7 @@ def check_model(files: Files, manifest: Manifest, model: str) -> None:
         )
 
 
-def check_digest(files: Files, manifest: Manifest, snapshot: Snapshot, digest: str) -> None:
+def check_digest(files: Files, manifest: Manifest, snapshot: PartitionSnapshot, digest: str) -> None:
     """Raise CorruptionError if this partition's part of a snapshot does not have the digest that was published."""
     if (found := manifest.digest(snapshot)) != digest:
         raise CorruptionError(
@@ -210,7 +210,7 @@ def check_digest(files: Files, manifest: Manifest, snapshot: Snapshot, digest: s
         )
 
 
-def names_of(snapshot: Snapshot) -> list[str]:
+def names_of(snapshot: PartitionSnapshot) -> list[str]:
     """Return the names of all files that this snapshot needs, except the manifest."""
     names = ["zarr.json", *(f"{array}/zarr.json" for array in (*DATA_ARRAYS, *SNAPSHOT_ARRAYS))]
     names += [name for entry in snapshot.files for name in chunk_names(entry.number)]
@@ -267,27 +267,27 @@ def clean(files: Files, manifest: Manifest) -> tuple[int, int]:
     return len(orphans), size
 
 
-def take_up(
-    files: Files, stock: LiveRows, snapshot: Snapshot, pool: ComputePool, io: Executor, from_keys: bool
+def open_snapshot(
+    files: Files, rows: LiveRows, snapshot: PartitionSnapshot, pool: ComputePool, io: Executor, from_keys: bool
 ) -> None:
-    """Make a snapshot the current state of an empty stock.
+    """Make a snapshot the current state of an empty rows.
 
     The index is read if it was saved; otherwise, or with `from_keys`, it is rebuilt from the keys.
     """
     bits = read_live(files, snapshot)
-    size = stock.shape.file_rows // 8
-    stock.changed_rows = snapshot.changed_rows
+    size = rows.shape.file_rows // 8
+    rows.changed_rows = snapshot.changed_rows
     for entry in snapshot.files:
-        stock.shelf.adopt(entry)
-        stock.ledger.restore(entry.number, entry.rows, bits[entry.number * size : (entry.number + 1) * size])
+        rows.segments.adopt(entry)
+        rows.live_bits.restore(entry.number, entry.rows, bits[entry.number * size : (entry.number + 1) * size])
     if snapshot.index_bytes is not None and not from_keys:
-        stock.index = read_index(files, snapshot, pool, io)
+        rows.index = read_index(files, snapshot, pool, io)
     else:
-        stock.index = rebuild_index(stock.shelf, stock.ledger, stock.shape, pool, io)
-    if not len(stock.index) == stock.ledger.live_rows == snapshot.live_rows:
+        rows.index = rebuild_index(rows.segments, rows.live_bits, rows.shape, pool, io)
+    if not len(rows.index) == rows.live_bits.live_rows == snapshot.live_rows:
         raise CorruptionError(
             f"{files.url}: snapshot {snapshot.id!r} has {snapshot.live_rows} rows by the manifest, "
-            f"{stock.ledger.live_rows} by its live bits, {len(stock.index)} by its index; restore it from a copy"
+            f"{rows.live_bits.live_rows} by its live bits, {len(rows.index)} by its index; restore it from a copy"
         )
 
 
@@ -298,30 +298,32 @@ def remove_saved(files: Files, number: int) -> None:
             files.remove_folder(f"{array}/{number}")
 
 
-def rebuild_index(shelf: SegmentFiles, ledger: LiveBits, shape: Shape, pool: ComputePool, io: Executor) -> KeyIndex:
+def rebuild_index(
+    segments: SegmentFiles, live_bits: LiveBits, shape: SegmentShape, pool: ComputePool, io: Executor
+) -> KeyIndex:
     """Build the index of the current segments from their keys and live bits."""
-    index, coming = KeyIndex(pool), ledger.live_rows
-    index.reserve(coming, ledger.files * shape.file_rows)
-    for file, keys in read_ahead(io, shelf.keys, list(shelf.current.values())):
-        base, live = file.number * shape.file_rows, ledger.live_of(file.number)
-        coming -= live
+    index, expected_more = KeyIndex(pool), live_bits.live_rows
+    index.reserve(expected_more, live_bits.files * shape.file_rows)
+    for file, keys in read_ahead(io, segments.keys, list(segments.current.values())):
+        base, live = file.number * shape.file_rows, live_bits.live_of(file.number)
+        expected_more -= live
         if live == file.count:
-            index.insert(keys, np.arange(base, base + live, dtype=np.uint32), coming)
+            index.insert(keys, np.arange(base, base + live, dtype=np.uint32), expected_more)
         else:
-            positions = ledger.live_positions(file.number)
-            index.insert(keys[positions], (positions + base).astype(np.uint32), coming)
+            positions = live_bits.live_positions(file.number)
+            index.insert(keys[positions], (positions + base).astype(np.uint32), expected_more)
     return index
 
 
 def scan(
-    files: Files, shape: Shape, snapshot: Snapshot, io: Executor, pool: ComputePool
+    files: Files, shape: SegmentShape, snapshot: PartitionSnapshot, io: Executor, pool: ComputePool
 ) -> Iterator[tuple[Keys, Floats]]:
     """Yield the live keys and rows of a snapshot, one segment at a time."""
-    shelf = SegmentFiles(files, shape, io, threading.RLock(), Counters(), pool)
+    segments = SegmentFiles(files, shape, io, threading.RLock(), Statistics(), pool)
     bits = read_live(files, snapshot)
     size = shape.file_rows // 8
 
-    return shelf.scan(
+    return segments.scan(
         (Segment(entry.number, entry.rows, checksum=entry.crc32c), bits[entry.number * size :][:size])
         for entry in snapshot.files
     )
@@ -359,7 +361,7 @@ def verify(
         if snapshot.index_bytes is not None:
             read_index(files, snapshot, pool, io)
             total += snapshot.index_bytes
-    shelf = SegmentFiles(files, manifest.shape, io, threading.RLock(), Counters(), pool)
+    segments = SegmentFiles(files, manifest.shape, io, threading.RLock(), Statistics(), pool)
     needed = {entry.number: entry for snapshot in snapshots for entry in snapshot.files}
     kept = [Segment(entry.number, entry.rows, checksum=entry.crc32c) for entry in needed.values()]
-    return total + sum(size for _, size in read_ahead(io, shelf.check, kept))
+    return total + sum(size for _, size in read_ahead(io, segments.check, kept))

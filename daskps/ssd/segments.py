@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,10 @@ from daskps.device.memory import BufferPool
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, CorruptionError, StoreError
-from daskps.ssd.format import Shape, block_sums, chunk_names, crc32c
+from daskps.ssd.format import SegmentShape, block_sums, chunk_names, crc32c
 from daskps.ssd.index import Bytes
 from daskps.ssd.manifest import FileEntry
-from daskps.ssd.options import Counters
+from daskps.ssd.options import Statistics
 from daskps.storage.files import ALIGNMENT, Files
 from daskps.types import Floats, Int64s, Keys
 
@@ -35,9 +35,19 @@ from daskps.types import Floats, Int64s, Keys
 SPARE_BUFFERS = 2
 # Segments that are read ahead of the one being processed.
 AHEAD_FILES = 4
+# Largest single read in bytes; FORMAT.md ("Reading") has the measurement.
+RANGE_BYTES = 1 << 20
+# Limits of the work that one I/O thread takes at a time.
+TASK_BYTES = 4 << 20
+TASK_RANGES = 512
+# Ranges that the kernel is told to prefetch before they are read.
+AHEAD = 32
+
 S = TypeVar("S")
 T = TypeVar("T")
+Requests: TypeAlias = npt.NDArray[np.uint64]  # read.cpp says what a request is
 _NAMES = ("keys", "rows", "checksums")
+_scratch = threading.local()  # a read buffer for each I/O thread
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -107,6 +117,16 @@ class Segment:
         return FileEntry(self.number, self.count, self.checksum)
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The ranges [first, last) of a segment, which one I/O thread reads."""
+
+    file: Segment
+    ranges: Int64s  # (n, 4): offset, bytes, first request, last request
+    first: int
+    last: int
+
+
 class SegmentFiles:
     """The segments of a partition: write-behind, pinned while read, deleted when not needed any more.
 
@@ -114,7 +134,7 @@ class SegmentFiles:
     """
 
     def __init__(
-        self, files: Files, shape: Shape, io: Executor, lock: RLock, counters: Counters, pool: ComputePool
+        self, files: Files, shape: SegmentShape, io: Executor, lock: RLock, counters: Statistics, pool: ComputePool
     ) -> None:
         self.current: dict[int, Segment] = {}
         self._files, self._shape, self._io, self._lock, self._counters = files, shape, io, lock, counters
@@ -285,6 +305,89 @@ class SegmentFiles:
             if len(found[0]):
                 yield found
 
+    def read_rows(self, requests: Requests, wanted: list[tuple[Segment, Floats | None, int, int]], out: Floats) -> int:
+        """Copy the requested rows to `out` and return the bytes read from disk.
+
+        An item of `wanted` is (segment, its rows if they are in memory, first request, end of requests).
+        """
+        tasks: list[_Task] = []
+        for file, buffer, first, last in wanted:
+            read = self._segment_read(requests, file, None, out)
+            if buffer is not None:
+                library().ssd_copy_rows(read=read, first=first, last=last, rows=buffer)
+            else:
+                tasks += self._plan(read, file, first, last)
+        futures = [self._io.submit(self._run, requests, task, out) for task in tasks]
+        for future in futures:
+            future.exception()  # wait for all, also after an error: none may write to `out` afterwards
+        return sum(future.result() for future in futures)
+
+    def _segment_read(
+        self, requests: Requests, file: Segment, sums: npt.NDArray[np.uint32] | None, out: Floats
+    ) -> npt.NDArray[np.uint64]:
+        """Return the struct SegmentRead of read.cpp. It has addresses: the caller keeps the arrays."""
+        shape, sums_address = self._shape, 0 if sums is None else sums.ctypes.data
+        base = file.number * shape.file_rows
+        words = requests.ctypes.data, base, shape.row_bytes, shape.block_bytes, sums_address, out.ctypes.data
+        return np.array(words, np.uint64)
+
+    def _plan(self, read: npt.NDArray[np.uint64], file: Segment, first: int, last: int) -> list[_Task]:
+        """Return tasks that read the rows of requests [first, last), all of one segment."""
+        shape = self._shape
+        # Each range begins with a block that no other range has, or where a range of RANGE_BYTES was cut.
+        most = shape.row_blocks + shape.rows_bytes // RANGE_BYTES + 1
+        ranges = np.empty((min(last - first, most), 4), np.int64)
+        count = library().ssd_plan(
+            read=read,
+            first=first,
+            last=last,
+            gap_bytes=self._files.gap_bytes,
+            most_bytes=RANGE_BYTES,
+            file_bytes=shape.rows_bytes,
+            ranges=ranges,
+        )
+        ranges = ranges[:count]
+        weight = np.cumsum(ranges[:, 1] * (TASK_RANGES / TASK_BYTES) + 1) // TASK_RANGES
+        cuts = [0, *(np.flatnonzero(np.diff(weight)) + 1).tolist(), count]
+        return [_Task(file, ranges, a, b) for a, b in pairwise(cuts)]
+
+    def _run(self, requests: Requests, task: _Task, out: Floats) -> int:
+        """Read the ranges of a task, check them and copy their rows to `out`; return the bytes read."""
+        sums = self.sums(task.file)[self._shape.key_blocks :]
+        name = chunk_names(task.file.number)[1]
+        read, ranges = self._segment_read(requests, task.file, sums, out), task.ranges
+        size = int(ranges[task.first : task.last, 1].max())
+        buffer = getattr(_scratch, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = _scratch.buffer = np.empty(min(2 * size, max(size, 2 * RANGE_BYTES)), np.uint8)
+        fd = self._files.descriptor(name)
+        if fd is None:
+            for number in range(task.first, task.last):
+                part = buffer[: ranges[number, 1]]
+                self._files.read_into(name, int(ranges[number, 0]), [part])
+                block = library().ssd_take_range(read=read, range=ranges[number], bytes=part)
+                if block >= 0:
+                    raise self.wrong(task.file, 1, block)
+        else:
+            what = np.zeros(2, np.int64)
+            try:
+                failed = library().ssd_read_ranges(
+                    read=read,
+                    fd=fd,
+                    ranges=ranges,
+                    first=task.first,
+                    last=task.last,
+                    ahead=AHEAD,
+                    buffer=buffer,
+                    what=what,
+                )
+            finally:
+                os.close(fd)
+            if failed >= 0:
+                kind, value = what.tolist()
+                raise self.wrong(task.file, 1, value) if kind == 3 else read_error(self._files, name, kind, value)
+        return int(ranges[task.first : task.last, 1].sum())
+
     def wrong(self, file: Segment, array: int, block: int) -> CorruptionError:
         """Return the error for a block that does not match its checksum."""
         name, size = chunk_names(file.number)[array], self._shape.block_bytes
@@ -384,144 +487,14 @@ def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iter
         yield first, future.result()
 
 
-# Largest single read in bytes; FORMAT.md ("Reading") has the measurement.
-RANGE_BYTES = 1 << 20
-# Work that one I/O thread takes at a time: up to so many bytes and ranges.
-TASK_BYTES = 4 << 20
-TASK_RANGES = 512
-# Ranges that the kernel is told to prefetch, ahead of the one being read.
-AHEAD = 32
-
-_scratch = threading.local()  # a read buffer for each I/O thread
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """The ranges [first, last) of a segment, which one I/O thread reads."""
-
-    file: Segment
-    ranges: Int64s  # (n, 4): offset, bytes, first request, last request
-    first: int
-    last: int
-
-
-def sort_requests(requests: npt.NDArray[np.uint64], places: int) -> None:
+def sort_requests(requests: Requests, places: int) -> None:
     """Sort requests in place by their place. All places are below `places`."""
     scratch = np.empty_like(requests)
     library().ssd_sort_requests(requests=requests, scratch=scratch, n=len(requests), bits=places.bit_length())
 
 
-def by_file(requests: npt.NDArray[np.uint64], file_rows: int) -> list[tuple[int, int, int]]:
+def by_file(requests: Requests, file_rows: int) -> list[tuple[int, int, int]]:
     """Return (segment number, first request, end of requests) for each segment in the sorted requests."""
     numbers = (requests >> np.uint64(32)).astype(np.int64) // file_rows
     cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]
     return [(int(numbers[first]), first, last) for first, last in pairwise(cuts)]
-
-
-def read_rows(
-    files: Files,
-    shape: Shape,
-    shelf: SegmentFiles,
-    io: Executor,
-    requests: npt.NDArray[np.uint64],
-    wanted: list[tuple[Segment, Floats | None, int, int]],
-    out: Floats,
-) -> int:
-    """Copy the requested rows to `out` and return the bytes read from disk.
-
-    An item of `wanted` is (segment, its rows if they are in memory, first request, end of requests).
-    """
-    tasks: list[_Task] = []
-    for file, buffer, first, last in wanted:
-        if buffer is not None:
-            library().ssd_copy_rows(
-                requests=requests,
-                first=first,
-                last=last,
-                base=file.number * shape.file_rows,
-                row_bytes=shape.row_bytes,
-                rows=buffer,
-                out=out,
-            )
-        else:
-            tasks += _plan(shape, files.gap_bytes, requests, file, first, last)
-    futures = [io.submit(_run, files, shape, shelf, requests, task, out) for task in tasks]
-    return sum(future.result() for future in futures)
-
-
-def _plan(
-    shape: Shape, gap_bytes: int, requests: npt.NDArray[np.uint64], file: Segment, first: int, last: int
-) -> list[_Task]:
-    # Each range begins with a block that no other range has, or where a range of RANGE_BYTES was cut.
-    most = shape.row_blocks + shape.rows_bytes // RANGE_BYTES + 1
-    ranges = np.empty((min(last - first, most), 4), np.int64)
-    count = library().ssd_plan(
-        requests=requests,
-        first=first,
-        last=last,
-        base=file.number * shape.file_rows,
-        row_bytes=shape.row_bytes,
-        block_bytes=shape.block_bytes,
-        gap_bytes=gap_bytes,
-        most_bytes=RANGE_BYTES,
-        file_bytes=shape.rows_bytes,
-        ranges=ranges,
-    )
-    ranges = ranges[:count]
-    weight = np.cumsum(ranges[:, 1] * (TASK_RANGES / TASK_BYTES) + 1) // TASK_RANGES
-    cuts = [0, *(np.flatnonzero(np.diff(weight)) + 1).tolist(), count]
-    return [_Task(file, ranges, a, b) for a, b in pairwise(cuts)]
-
-
-def _run(
-    files: Files, shape: Shape, shelf: SegmentFiles, requests: npt.NDArray[np.uint64], task: _Task, out: Floats
-) -> int:
-    sums = shelf.sums(task.file)[shape.key_blocks :]
-    name = chunk_names(task.file.number)[1]
-    base = task.file.number * shape.file_rows
-    ranges = task.ranges
-    size = int(ranges[task.first : task.last, 1].max())
-    buffer = getattr(_scratch, "buffer", None)
-    if buffer is None or len(buffer) < size:
-        buffer = _scratch.buffer = np.empty(min(2 * size, max(size, 2 * RANGE_BYTES)), np.uint8)
-    fd = files.descriptor(name)
-    if fd is None:
-        for number in range(task.first, task.last):
-            part = buffer[: ranges[number, 1]]
-            files.read_into(name, int(ranges[number, 0]), [part])
-            block = library().ssd_take_range(
-                requests=requests,
-                range=ranges[number],
-                base=base,
-                row_bytes=shape.row_bytes,
-                block_bytes=shape.block_bytes,
-                sums=sums,
-                bytes=part,
-                out=out,
-            )
-            if block >= 0:
-                raise shelf.wrong(task.file, 1, block)
-    else:
-        what = np.zeros(2, np.int64)
-        try:
-            failed = library().ssd_read_ranges(
-                fd=fd,
-                requests=requests,
-                ranges=ranges,
-                first=task.first,
-                last=task.last,
-                ahead=AHEAD,
-                base=base,
-                row_bytes=shape.row_bytes,
-                block_bytes=shape.block_bytes,
-                sums=sums,
-                buffer=buffer,
-                out=out,
-                what=what,
-            )
-        finally:
-            os.close(fd)
-        if failed >= 0:
-            kind, value = what.tolist()
-            raise shelf.wrong(task.file, 1, value) if kind == 3 else read_error(files, name, kind, value)
-    return int(ranges[task.first : task.last, 1].sum())

@@ -21,10 +21,10 @@ from daskps.budget import KEY_BYTES
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, CapacityError, CorruptionError, SnapshotError, StoreError
 from daskps.ssd import recovery
-from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, Shape, default_file_rows
+from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, SegmentShape, default_file_rows
 from daskps.ssd.live_rows import LiveRows
-from daskps.ssd.manifest import Manifest, Snapshot, State
-from daskps.ssd.options import HALF, Compactor, Counters, Options, Statistics
+from daskps.ssd.manifest import Manifest, PartitionSnapshot, State
+from daskps.ssd.options import STALE_FRACTION, Compactor, Options, Statistics
 from daskps.storage.files import Files, disk_error, files_at
 from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys, RowLayout
@@ -48,8 +48,8 @@ class Store:
         self._own_io = None if io is not None else ThreadPoolExecutor(options.io_threads, "daskps-ssd")
         self._io: Executor = io or self._own_io  # type: ignore[assignment]
         self._writer = threading.RLock()
-        self._counters = Counters()
-        self._stock = LiveRows(files, manifest, pool, options, self._io, self._counters)
+        self._counters = Statistics()
+        self._rows = LiveRows(files, manifest, pool, options, self._io, self._counters)
         self._unsaved_rows = 0  # rows appended since an index was saved last
         self._failure: Exception | None = None
         self._compactor: Compactor | None = None
@@ -72,7 +72,7 @@ class Store:
     ) -> Store:
         """Create an empty store at `path`: a folder, any fsspec URL, or a Zarr store. `model` is the model's id."""
         files = files_at(path)
-        manifest = Manifest(Shape(layout, file_rows or default_file_rows(layout), block_bytes), model=model)
+        manifest = Manifest(SegmentShape(layout, file_rows or default_file_rows(layout), block_bytes), model=model)
         try:
             files.make([*DATA_ARRAYS, *SNAPSHOT_ARRAYS])
             files.lock()
@@ -106,7 +106,7 @@ class Store:
         The store must belong to the model with id `model`; a writer records the id in a store that has none. `digest`
         is the digest of this partition's part of the snapshot in the model's manifest, "" if it is not known. A writer
         removes and counts the files that no snapshot needs, which a crash leaves behind. Prepared snapshots stay until
-        `settle`, `confirm` or `discard` is called.
+        `confirm` or `discard` is called.
         """
         files = files_at(path)
         if not read_only:
@@ -126,7 +126,7 @@ class Store:
             files.close()
             raise
 
-    def _begin(self, snapshot: Snapshot | None, rebuild_index: bool) -> Store:
+    def _begin(self, snapshot: PartitionSnapshot | None, rebuild_index: bool) -> Store:
         try:
             recovery.check_metadata(self._files, self._manifest)
             if not self.read_only:
@@ -134,8 +134,8 @@ class Store:
                     self._files, self._manifest
                 )
             if snapshot is not None:
-                recovery.take_up(self._files, self._stock, snapshot, self._pool, self._io, rebuild_index)
-            self._stock.adopt(self._manifest)
+                recovery.open_snapshot(self._files, self._rows, snapshot, self._pool, self._io, rebuild_index)
+            self._rows.adopt(self._manifest)
         except BaseException:
             if self._own_io is not None:
                 self._own_io.shutdown()
@@ -152,7 +152,7 @@ class Store:
         if self._compactor is not None:
             self._compactor.close()
         with self._writer:
-            self._stock.shelf.wait()
+            self._rows.segments.wait()
             if self._own_io is not None:
                 self._own_io.shutdown()
             self._files.close()
@@ -179,12 +179,12 @@ class Store:
         """Insert or replace rows: of ``keys[i]`` the row ``rows[positions[i]]``. Arguments are not checked."""
         with self._writer:
             self._ready()
-            self._stock.settle()
-            self._stock.append(keys, rows, positions)
+            self._rows.compact_and_write()
+            self._rows.append(keys, rows, positions)
             self._counters.appended_rows += len(keys)
             self._counters.appended_bytes += len(keys) * (KEY_BYTES + self.shape.row_bytes)
             self._unsaved_rows += len(keys)
-        self._nudge()
+        self._wake_compactor()
 
     def load(self, keys: Keys, out: Floats | None = None) -> tuple[Floats, Bools]:
         """Return the rows (n, width) of the keys, and a mask of the keys that were found.
@@ -195,40 +195,40 @@ class Store:
         if out is None:
             out = np.zeros((len(keys), self.shape.layout.width), np.float32)
         self.check_rows(keys, out)
-        return out, self._stock.load(keys, None, out)
+        return out, self._rows.load(keys, None, out)
 
     def load_into(self, keys: Keys, positions: Positions, out: Floats) -> Bools:
         """Copy the row of ``keys[i]`` to ``out[positions[i]]``; return a mask of the keys that were found.
 
         Arguments are not checked.
         """
-        return self._stock.load(keys, positions, out)
+        return self._rows.load(keys, positions, out)
 
     def delete(self, keys: Keys) -> Bools:
         """Delete keys; return a mask of those that existed. The next snapshot makes it durable, as every change."""
         self.check_keys(keys)
         with self._writer:
             self._ready()
-            found = self._stock.delete(keys)
+            found = self._rows.delete(keys)
             self._counters.deleted_rows += int(np.count_nonzero(found))
             with contextlib.suppress(CapacityError):  # the next append raises it again
-                self._stock.settle()
-        self._nudge()
+                self._rows.compact_and_write()
+        self._wake_compactor()
         return found
 
     def scan(self, snapshot: str | None = None) -> Iterator[tuple[Keys, Floats]]:
         """Yield all live keys and rows, of the current state or of a snapshot, one segment at a time; keys unsorted."""
         if snapshot is None:
-            return self._stock.scan()
+            return self._rows.scan()
         return recovery.scan(self._files, self.shape, self._manifest.snapshot(snapshot), self._io, self._pool)
 
     def __len__(self) -> int:
-        with self._stock.lock:
-            return len(self._stock.index)
+        with self._rows.lock:
+            return len(self._rows.index)
 
     # ---- snapshots
 
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[PartitionSnapshot]:
         """Return all snapshots, oldest first."""
         return list(self._manifest.snapshots)
 
@@ -240,7 +240,7 @@ class Store:
         """Return the ids of the confirmed snapshots."""
         return [snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "confirmed"]
 
-    def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
+    def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> PartitionSnapshot:
         """Make the current state durable under a new id (first phase of a commit); `confirm` or `discard` follows.
 
         `save_index` says whether the index is saved too. By default it is, if at least as many rows as it has keys were
@@ -249,7 +249,7 @@ class Store:
         """
         return self._snapshot(snapshot_id, save_index, "prepared")
 
-    def commit(self, snapshot_id: str, *, save_index: bool | None = None) -> Snapshot:
+    def commit(self, snapshot_id: str, *, save_index: bool | None = None) -> PartitionSnapshot:
         """Prepare and confirm in one step."""
         return self._snapshot(snapshot_id, save_index, "confirmed")
 
@@ -271,14 +271,6 @@ class Store:
         if self._manifest.snapshot(snapshot_id).state != "confirmed":
             raise SnapshotError(f"snapshot {snapshot_id!r} is only prepared; confirm or discard it")
         self._forget({snapshot_id})
-
-    def settle(self, snapshot_id: str | None) -> None:
-        """Apply a decision of the caller: confirm `snapshot_id` and discard all other prepared snapshots."""
-        if snapshot_id is not None:
-            self.confirm(snapshot_id)
-        undecided = {snapshot.id for snapshot in self._manifest.snapshots if snapshot.state == "prepared"}
-        if undecided:
-            self._forget(undecided)
 
     def digest(self, snapshot_id: str) -> str:
         """Return the digest of this partition's part of a snapshot, for the model's manifest."""
@@ -304,79 +296,79 @@ class Store:
 
     # ---- compaction and figures
 
-    def compact(self, above: float = HALF) -> int:
-        """Compact the segments whose stale fraction is over `above`, as far as the bound on disk use allows.
+    def compact(self, min_stale_fraction: float = STALE_FRACTION) -> int:
+        """Compact segments with a larger stale fraction than `min_stale_fraction`; return their number.
 
-        Returns the number of segments compacted.
+        Segments whose compaction would break the bound on disk use are left as they are.
         """
         moved = 0
         with self._writer:
             self._ready()
-            while (number := self._stock.victim(above)) is not None:
-                self._stock.move(number)
-                self._stock.settle()
+            while (number := self._rows.victim(min_stale_fraction)) is not None:
+                self._rows.move(number)
+                self._rows.compact_and_write()
                 moved += 1
         return moved
 
     @property
     def memory_bytes(self) -> int:
         """Return the bytes of memory of index, live bits, block checksums and write buffers."""
-        return self._stock.memory_bytes
+        return self._rows.memory_bytes
 
     @property
     def buffer_bytes(self) -> int:
         """Return the bytes of memory of write buffers. They are allocated when they are needed."""
-        return self._stock.shelf.buffer_bytes
+        return self._rows.segments.buffer_bytes
 
     @property
     def disk_bytes(self) -> int:
         """Return the bytes on disk: segments of the current state and of snapshots, live bits, indexes, manifest."""
-        return self._stock.disk_bytes
+        return self._rows.disk_bytes
 
     def stats(self) -> Statistics:
         """Return the counters since the store was opened, and its size."""
-        with self._stock.lock:
-            return Statistics.of(
+        with self._rows.lock:
+            return replace(
                 self._counters,
-                files=len(self._stock.shelf.current),
-                live_rows=self._stock.ledger.live_rows,
-                stale_rows=self._stock.ledger.stale_rows,
+                files=len(self._rows.segments.current),
+                live_rows=self._rows.live_bits.live_rows,
+                stale_rows=self._rows.live_bits.stale_rows,
                 disk_bytes=self.disk_bytes,
                 memory_bytes=self.memory_bytes,
             )
 
     # ---- inside
 
-    def _snapshot(self, snapshot_id: str, save_index: bool | None, state: State) -> Snapshot:
+    def _snapshot(self, snapshot_id: str, save_index: bool | None, state: State) -> PartitionSnapshot:
         if not snapshot_id or len(snapshot_id) > 200:
             raise ArgumentError(f"a snapshot id has 1 to 200 characters, got {len(snapshot_id)}")
         with self._writer:
             self._ready()
             if any(snapshot.id == snapshot_id for snapshot in self._manifest.snapshots):
                 raise SnapshotError(f"there is a snapshot {snapshot_id!r} already; choose another id, or drop it first")
-            self._stock.settle()
-            self._stock.tidy()
+            self._rows.compact_and_write()
+            self._rows.compact_for_snapshot()
             try:
-                entries = self._stock.flush()
+                entries = self._rows.flush()
             except OSError as error:  # fsync failed: the kernel may have dropped the bytes, so stop writing
                 self._failure = error
                 raise StoreError(
                     f"{self._files.url}: fsync failed ({error}); close the store and open it at its last snapshot"
                 ) from error
             if save_index is None:
-                index_bytes = self._stock.index.memory_bytes
-                enough = self._unsaved_rows >= self._stock.ledger.live_rows
-                save_index = enough and self._stock.has_room(index_bytes)
+                index_bytes = self._rows.index.memory_bytes
+                enough = self._unsaved_rows >= self._rows.live_bits.live_rows
+                save_index = enough and self._rows.has_room(index_bytes)
             number = self._manifest.next_number
             try:
                 snapshot, sent = recovery.write_snapshot(
-                    self._files, self._stock, self._pool, self._manifest, snapshot_id, state, entries, save_index
+                    self._files, self._rows, self._pool, self._manifest, snapshot_id, state, entries, save_index
                 )
                 self._publish(self._manifest.with_snapshot(snapshot))
                 self._counters.written_bytes += sent
             except OSError as error:
                 recovery.remove_saved(self._files, number)
-                raise disk_error(self._files, error, self._stock.index.memory_bytes, self.disk_bytes) from error
+                raise disk_error(self._files, error, self._rows.index.memory_bytes, self.disk_bytes) from error
             if save_index:
                 self._unsaved_rows = 0
             return snapshot
@@ -401,7 +393,7 @@ class Store:
             raise
         self._counters.written_bytes += len(text)
         self._manifest = manifest
-        self._stock.adopt(manifest)
+        self._rows.adopt(manifest)
 
     def _forget(self, ids: set[str]) -> None:
         with self._writer:
@@ -412,8 +404,8 @@ class Store:
                 if snapshot.id in ids:
                     recovery.remove_saved(self._files, snapshot.number)
             with contextlib.suppress(CapacityError):
-                self._stock.settle()
-        self._nudge()
+                self._rows.compact_and_write()
+        self._wake_compactor()
 
     def _ready(self) -> None:
         if self._closed or self.read_only:
@@ -436,19 +428,19 @@ class Store:
                 f"{self.shape.layout.width} values), got {rows.shape} of {rows.dtype}"
             )
 
-    def _nudge(self) -> None:
-        if self._compactor is not None and self._stock.over(self._options.compact_above):
-            self._compactor.nudge()
+    def _wake_compactor(self) -> None:
+        if self._compactor is not None and self._rows.over(self._options.compact_above):
+            self._compactor.wake()
 
     def _background_step(self) -> bool:
         with self._writer:
-            if self._closed or self._failure or not self._stock.over(self._options.compact_above):
+            if self._closed or self._failure or not self._rows.over(self._options.compact_above):
                 return False
-            number = self._stock.victim(HALF)
+            number = self._rows.victim(STALE_FRACTION)
             if number is None:
                 return False
-            self._stock.move(number)
-            self._stock.settle()
+            self._rows.move(number)
+            self._rows.compact_and_write()
             return True
 
     def _failed(self, error: Exception) -> None:

@@ -215,10 +215,6 @@ class TableStore:
 
     # ---- snapshots
 
-    def snapshots(self) -> dict[str, State]:
-        """Return the state of each snapshot that all partitions have; "confirmed" if one of them has confirmed it."""
-        return _common([store.snapshots() for store in self.stores.values()])
-
     def prepare(self, snapshot_id: str, *, save_index: bool | None = None) -> None:
         """Prepare a snapshot in all partitions. If one fails, it is discarded in the others."""
         try:
@@ -238,18 +234,6 @@ class TableStore:
         """Confirm a prepared snapshot in all partitions."""
         self._each(lambda _, store: store.confirm(snapshot_id))
 
-    def discard(self, snapshot_id: str) -> None:
-        """Remove a prepared snapshot from all partitions."""
-        self._each(lambda _, store: store.discard(snapshot_id))
-
-    def drop(self, snapshot_id: str) -> None:
-        """Remove a confirmed snapshot from all partitions."""
-        self._each(lambda _, store: store.drop(snapshot_id))
-
-    def settle(self, snapshot_id: str | None) -> None:
-        """Confirm `snapshot_id` and discard all other prepared snapshots."""
-        self._each(lambda _, store: store.settle(snapshot_id))
-
     def digests(self, snapshot_id: str) -> dict[str, str]:
         """Return the digest of each partition's part of a snapshot, by name of the partition."""
         return {partition_name(number): store.digest(snapshot_id) for number, store in self.stores.items()}
@@ -267,10 +251,6 @@ class TableStore:
             return store.verify({snapshot: digests.get(name, "") for snapshot, digests in published.items()})
 
         return sum(self._each(check))
-
-    def compact(self, above: float = 0.5) -> int:
-        """Compact the segments whose stale fraction is over `above`; return their number."""
-        return sum(self._each(lambda _, store: store.compact(above)))
 
     # ---- figures
 

@@ -141,8 +141,8 @@ class Lease:
         self.close()
 
 
-class Partition(Protocol):
-    """A row store's side of the two-phase commit. `prepared` and `confirmed` return ids; `confirm` is idempotent."""
+class CommitParticipant(Protocol):
+    """A partition's side of the two-phase commit. Snapshots are named by id; `confirm` is idempotent."""
 
     def prepared(self) -> Iterable[str]: ...
     def confirmed(self) -> Iterable[str]: ...
@@ -151,26 +151,20 @@ class Partition(Protocol):
     def drop(self, snapshot: str) -> None: ...
 
 
-def follow(partition: Partition, live: Iterable[str]) -> None:
-    """Apply the log to a partition: confirm published snapshots, drop those that are not live any more.
+def apply_live(partition: CommitParticipant, live: Iterable[str], *, discard_unpublished: bool = False) -> None:
+    """Apply the log to a partition: confirm the live snapshots, drop confirmed ones that are not live any more.
 
-    Other prepared snapshots stay, because they may still be published.
+    Other prepared snapshots stay, because they may still be published, unless `discard_unpublished` is set. A new
+    incarnation sets it when it opens the partition: older incarnations prepared them, and cannot publish any more.
     """
     wanted = set(live)
     for snapshot in sorted(wanted.intersection(partition.prepared())):
         partition.confirm(snapshot)
     for snapshot in sorted(set(partition.confirmed()) - wanted):
         partition.drop(snapshot)
-
-
-def settle(partition: Partition, live: Iterable[str]) -> None:
-    """Apply the log to a partition when a new incarnation opens it, and discard all unpublished snapshots.
-
-    Those were prepared by an older incarnation, which cannot publish them any more.
-    """
-    follow(partition, live)
-    for snapshot in list(partition.prepared()):
-        partition.discard(snapshot)
+    if discard_unpublished:
+        for snapshot in list(partition.prepared()):
+            partition.discard(snapshot)
 
 
 class ModelDirectory:
@@ -327,8 +321,8 @@ class ModelDirectory:
     def drop(self, names: Iterable[str], run: str = "", *, skip_open: bool = False) -> tuple[str, ...]:
         """Drop snapshots and return their ids. The last one cannot be dropped.
 
-        Partitions remove their rows when they next apply the log (`settle`). A snapshot that somebody reads is never
-        dropped: it raises LockedError, or is skipped with `skip_open`.
+        Partitions remove their rows when they next apply the log (`apply_live`). A snapshot that somebody reads is
+        never dropped: it raises LockedError, or is skipped with `skip_open`.
         """
         locks = {name: self.files.seize(_manifest_name(name)) for name in names}
         try:

@@ -21,7 +21,7 @@ from daskps.node.begin import IncarnationStart, check_begun
 from daskps.node.memory import CapacityReport
 from daskps.node.node import NodeInfo, Publication
 from daskps.reports import BatchReport, StageTime, Summary, validations_of
-from daskps.storage.model_directory import Epoch, SnapshotMeta, follow
+from daskps.storage.model_directory import Epoch, SnapshotMeta, apply_live
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import BatchId, Stage
 from daskps.wire.client import PullResult
@@ -340,7 +340,7 @@ class SimNode:
 
     async def confirm(self, live: tuple[str, ...]) -> None:
         for store in self.stores.values():
-            await self.work(lambda store=store: [follow(partition, live) for partition in store.stores.values()])
+            await self.work(lambda store=store: [apply_live(partition, live) for partition in store.stores.values()])
 
     async def evaluate(self, batch: int) -> dict[str, float]:
         """Look up keys that every node knows of, and some that nobody does; they are as after the batch."""

@@ -19,7 +19,7 @@ from daskps.ssd import Options, TableStore, recovery
 from daskps.ssd.format import MANIFEST
 from daskps.ssd.table_store import partition_name
 from daskps.storage.files import NEW, Files, LocalFiles
-from daskps.storage.model_directory import Snapshot, settle
+from daskps.storage.model_directory import Snapshot, apply_live
 from daskps.storage.partition import Placement
 from daskps.storage.sealed import checksum
 from daskps.types import RowLayout
@@ -160,6 +160,18 @@ class SimulatedStore:
         pass  # its locks go with the process
 
 
+class RealStore:
+    """A `TableStore` whose memory does not count: the schedule says how many rows the cache has."""
+
+    memory_bytes = 0
+
+    def __init__(self, table: TableStore) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+
 Rows = Callable[[], dict[int, bytes]]  # reads all rows of a table
 
 
@@ -218,7 +230,7 @@ class SimulatedRowFolders:
             else:
                 partition.open(snapshot, digests[partition_name(part)])
             partition.clean()
-            settle(partition, live)
+            apply_live(partition, live, discard_unpublished=True)
         return SimulatedStore(parts, placement)
 
     def release(self, process: Any) -> None:
@@ -295,7 +307,7 @@ class RealRowFolders:
         live: tuple[str, ...],
         model: str,
         digests: Mapping[str, str],
-    ) -> TableStore:
+    ) -> RealStore:
         rows = open_rows(
             *(path, self._layout),
             placement=placement,
@@ -308,7 +320,7 @@ class RealRowFolders:
             options=self._options,
         )
         process.stores.append(rows)
-        return rows
+        return RealStore(rows)
 
     def release(self, process: Any) -> None:
         while process.stores:

@@ -273,8 +273,8 @@ def test_a_store_that_an_older_daskps_left_full_of_stale_rows_becomes_compact(
     keys = np.arange(4000, dtype=np.uint64)
     rng = np.random.default_rng(0)
     with Store.create(tmp_path, LAYOUT, pool=pool, file_rows=256, options=QUIET) as store:
-        monkeypatch.setattr(store._stock, "victim", lambda *_, **__: None)  # it never compacted
-        monkeypatch.setattr(store._stock, "tidy", lambda: None)
+        monkeypatch.setattr(store._rows, "victim", lambda *_, **__: None)  # it never compacted
+        monkeypatch.setattr(store._rows, "compact_for_snapshot", lambda: None)
         for number in range(20):
             part = rng.permutation(keys)[:2000]
             store.append(part, rows_for(part))

@@ -232,7 +232,7 @@ def test_a_load_never_returns_a_damaged_row(tmp_path, pool: ComputePool, array: 
 
 @pytest.mark.parametrize("narrow_places", [2**24 - 2, 1000])
 def test_a_damaged_index_can_be_rebuilt(tmp_path, pool: ComputePool, narrow_places: int, monkeypatch) -> None:
-    monkeypatch.setattr("daskps.ssd.index.NARROW_PLACES", narrow_places)  # both kinds of slots in a small store
+    monkeypatch.setattr("daskps.ssd.index.NARROW_PLACES", narrow_places)  # both kinds of cells in a small store
     keys = np.arange(5000, dtype=np.uint64)
     rows = rows_for(keys)
     with Store.create(tmp_path, LAYOUT, pool=pool, options=QUIET) as store:

@@ -62,7 +62,7 @@ CLOSE = st.builds(
 @given(
     batches=st.lists(st.tuples(st.booleans(), st.lists(CLOSE, min_size=1, max_size=120)), max_size=12),
     absent=st.lists(CLOSE, max_size=30),
-    base=st.sampled_from([0, 2**24 - 200, 2**31]),  # narrow slots, those that widen on the way, wide ones
+    base=st.sampled_from([0, 2**24 - 200, 2**31]),  # narrow cells, those that widen on the way, wide ones
 )
 def test_keys_with_close_hashes_are_told_apart(pool: ComputePool, batches: list, absent: list[int], base: int) -> None:
     index, model, place = KeyIndex(pool), {}, base
@@ -107,7 +107,7 @@ def test_an_image_is_the_index(pool: ComputePool) -> None:
     np.testing.assert_array_equal(again.find(keys), np.arange(len(keys)))
 
 
-# Of an index, beside 12 bytes a key: counts and addresses of its 256 groups, and the last few free slots of each.
+# Of an index, beside 12 bytes a key: counts and addresses of its 256 groups, and the last few free cells of each.
 FIXED_BYTES = 40_000
 
 
@@ -137,7 +137,9 @@ def test_the_fixed_cost_of_an_index_is_small(pool: ComputePool) -> None:
 def test_room_for_keys_that_do_not_come_is_given_back(pool: ComputePool) -> None:
     index = KeyIndex(pool)
     keys = np.arange(100_000, dtype=np.uint64)
-    index.insert(np.concatenate([keys, np.tile(keys, 20)]), np.arange(2_100_000, dtype=np.uint32), coming=3_000_000)
+    index.insert(
+        np.concatenate([keys, np.tile(keys, 20)]), np.arange(2_100_000, dtype=np.uint32), expected_more=3_000_000
+    )
     index.insert(keys[:10], np.arange(10, dtype=np.uint32))
     assert index.memory_bytes <= 12 * len(index) + FIXED_BYTES
     index.remove(keys[20_000:])
@@ -192,10 +194,10 @@ def test_an_opened_index_that_grows_gives_its_first_memory_back(pool: ComputePoo
     index = KeyIndex(pool)
     index.insert(keys, np.arange(len(keys), dtype=np.uint32))
     image = index.image()
-    memory = np.concatenate(image.slots)  # as `saved.read_index` reads it
-    ends = np.cumsum([slots.nbytes for slots in image.slots])
-    slots = [memory[end - old.nbytes : end] for end, old in zip(ends, image.slots, strict=True)]
-    opened = KeyIndex.from_image(pool, replace(deepcopy(image), slots=slots))
+    memory = np.concatenate(image.cells)  # as `recovery.read_index` reads it
+    ends = np.cumsum([cells.nbytes for cells in image.cells])
+    cells = [memory[end - old.nbytes : end] for end, old in zip(ends, image.cells, strict=True)]
+    opened = KeyIndex.from_image(pool, replace(deepcopy(image), cells=cells))
     assert resident(memory) > 10_000_000
     opened.insert(keys + np.uint64(len(keys)), np.arange(len(keys), 2 * len(keys), dtype=np.uint32))
     assert resident(memory) < 3_000_000  # the odd pages between two groups

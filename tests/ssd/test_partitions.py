@@ -6,6 +6,7 @@ import pytest
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, StoreError
 from daskps.ssd import Options, Placement, Store, TableStore
+from daskps.storage.model_directory import apply_live
 from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, rows_for
 
 KEYS = np.random.default_rng(0).integers(0, 2**64, 3000, np.uint64)
@@ -25,7 +26,8 @@ def test_partitions_answer_as_one_store(tmp_path, pool: ComputePool, partitions:
         assert deleted.tolist() == [True, False, True]
         table.append(KEYS[5:900], rows_for(KEYS[5:900]))
         table.prepare("b")
-        assert table.snapshots() == {"a": "confirmed", "b": "prepared"}
+        for store in table.stores.values():
+            assert {s.id: s.state for s in store.snapshots()} == {"a": "confirmed", "b": "prepared"}
         assert table.stats().live_rows == len(model) - 2
         table.verify()
     with TableStore.open(tmp_path, **options) as table:
@@ -72,7 +74,8 @@ def test_a_commit_that_stopped_between_partitions_is_decided_by_the_first_confir
             table.stores[number].prepare("b")
     with TableStore.open(tmp_path, pool=pool, options=QUIET) as table:  # one had not prepared: not decided
         check(table, as_dict(KEYS, first))
-        table.settle("a")
+        for store in table.stores.values():
+            apply_live(store, ["a"], discard_unpublished=True)
         table.append(KEYS, second)
         table.prepare("c")
         table.stores[1].confirm("c")

@@ -31,7 +31,7 @@ def use(path, pool: ComputePool) -> None:
         assert store.stats().recovered_files > 0
         check(store, both, others=np.arange(20, dtype=np.uint64))
         assert contents(store, "a") == as_dict(KEYS, first)
-        store.settle("b")
+        store.confirm("b")
         store.drop("a")
         store.verify()
     with Store.open(path, pool=pool, read_only=True) as store:

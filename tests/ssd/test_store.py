@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, SnapshotError, StoreError
 from daskps.ssd import Store
+from daskps.storage.model_directory import apply_live
 from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, read_plainly, rows_for
 
 EXTREMES = np.array([0, 1, 2**32, 2**63, 2**64 - 1], np.uint64)
@@ -146,7 +147,7 @@ def test_a_prepared_snapshot_waits_for_the_decision(tmp_path, pool: ComputePool)
         check(store, as_dict(keys, first))
     with Store.open(tmp_path, pool=pool, snapshot="b", options=QUIET) as store:  # as after a crash behind it
         store.prepare("c")
-        store.settle("b")
+        apply_live(store, ["a", "b"], discard_unpublished=True)
         assert [(s.id, s.state) for s in store.snapshots()] == [("a", "confirmed"), ("b", "confirmed")]
         check(store, as_dict(keys, second))
     with Store.open(tmp_path, pool=pool, options=QUIET) as store:

@@ -11,6 +11,7 @@ import numpy as np
 
 from daskps.device.pool import ComputePool
 from daskps.ssd import Options, Store
+from daskps.storage.model_directory import apply_live
 from tests.ssd.helpers import LAYOUT
 
 KEYS = 3000
@@ -40,7 +41,7 @@ def write(path: str) -> None:
     tell(os.getpid())
     store = Store.open(path, pool=ComputePool(2), options=Options(compact_above=1.2))
     number = number_of(store)
-    store.settle(str(number) if number else None)
+    apply_live(store, store.confirmed(), discard_unpublished=True)
     tell("open")
     while True:
         number += 1
@@ -49,7 +50,7 @@ def write(path: str) -> None:
         store.delete(deleted)
         if number % 2:
             store.prepare(str(number), save_index=number % 3 == 0)
-            store.settle(str(number))
+            store.confirm(str(number))
         else:
             store.commit(str(number), save_index=number % 3 == 0)
         tell(number)
