@@ -1,7 +1,7 @@
 """SSD-PS, the disk tier: rows in segments (immutable, checksummed Zarr chunks), with crash-safe snapshots.
 
-`Store` is one partition of a table. `TableStore` are the partitions that a node owns, with the same methods. FORMAT.md
-in this folder describes the format on disk.
+`Store` is one partition of a table. `TableStore` is a `RowStore` over the partitions that a node owns.
+storage/FORMAT.md describes the files.
 """
 
 from daskps.ssd.manifest import PartitionSnapshot

@@ -1,4 +1,4 @@
-"""The format of a partition on disk: names, sizes, Zarr metadata and CRC-32C checksums. FORMAT.md explains it."""
+"""The format of a partition on disk: names, sizes, Zarr metadata and CRC-32C checksums (storage/FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ ZARR_JSON = SealedJson("crc32c", crc32c, inside="attributes")  # zarr.json: Zarr
 FORMAT = "daskps-ssd"
 VERSION = 1
 MANIFEST = "manifest.json"
-# Bytes per checksum, and so the smallest read: a page of the disk. A single row costs one small read (FORMAT.md,
-# "Reading").
+# Bytes per checksum, and so the smallest read: a page of the disk. A single row costs one small read
+# (storage/FORMAT.md, "Reading rows").
 BLOCK_BYTES = 4096
 # Bytes of rows in a full segment: large enough to be written at full speed, small enough to be collected in memory.
 FILE_BYTES = 16 << 20

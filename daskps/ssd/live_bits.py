@@ -1,6 +1,6 @@
 """The live rows of every segment: one bit per row, counts per segment, and the bound on disk use.
 
-A row is live if the index points to it, otherwise stale. FORMAT.md, "Compaction", derives the bound.
+A row is live if the index points to it, otherwise stale. storage/FORMAT.md, "Compaction", derives the bound.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from daskps.types import Floats, Int64s, Keys
 SPARE_BUFFERS = 2
 # Segments that are read ahead of the one being processed.
 AHEAD_FILES = 4
-# Largest single read in bytes; FORMAT.md ("Reading") has the measurement.
+# Largest single read in bytes; storage/FORMAT.md ("Reading rows") has the measurement.
 RANGE_BYTES = 1 << 20
 # Limits of the work that one I/O thread takes at a time.
 TASK_BYTES = 4 << 20

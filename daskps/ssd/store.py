@@ -1,8 +1,8 @@
 """The rows of one partition on disk (class `Store`), with crash-safe snapshots.
 
-Input: arrays of keys and rows. Output: rows, and a mask of the keys that were found. FORMAT.md describes the files.
-`LiveRows` has the current rows, the manifest has the committed state. One writer lock serialises all changes, including
-background compaction.
+Input: arrays of keys and rows. Output: rows, and a mask of the keys that were found. storage/FORMAT.md describes the
+files. `LiveRows` has the current rows, the manifest has the committed state. One writer lock serialises all changes,
+including background compaction.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def rate_at_end(settings: dict[str, Any], last: int) -> float:
 
 
 def disk_bytes(out: Path) -> tuple[float, float]:
-    """Return the bytes that FORMAT.md ("Compaction") allows the tables of a model at rest, and those that they take."""
+    """Return the bytes that storage/FORMAT.md ("Compaction") allows the tables of a model at rest, and those in use."""
     allowed = measured = 0.0
     for path in (out / "tables").glob("*/partition-*"):
         files = files_at(str(path))
