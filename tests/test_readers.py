@@ -168,14 +168,14 @@ def test_a_snapshot_that_is_dropped_while_it_is_opened_without_a_lock_is_gone_an
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = train(tmp_path / "m", 1).snapshot
-    take_up, waiting = recovery.take_up, [2]
+    open_snapshot, waiting = recovery.open_snapshot, [2]
 
     def late(*arguments: Any) -> None:
         if waiting:
             train(tmp_path / "m", waiting.pop())
-        take_up(*arguments)
+        open_snapshot(*arguments)
 
-    monkeypatch.setattr(recovery, "take_up", late)
+    monkeypatch.setattr(recovery, "open_snapshot", late)
     with pytest.raises(SnapshotError, match=rf"{first} .* was dropped while it was open .* model\.refresh\(\)"):
         daskps.open_model(tmp_path / "m", snapshot=first)
 

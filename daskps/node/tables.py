@@ -135,7 +135,7 @@ def copy_partition(source: str, target: str, snapshot: str, *, was: str, now: st
     manifest = recovery.read_manifest(files)
     recovery.check_model(files, manifest, was)
     chosen = manifest.snapshot(snapshot)
-    for name in recovery.names_of(chosen):
+    for name in recovery.snapshot_names(chosen):
         os.makedirs(os.path.dirname(f"{target}/{name}"), exist_ok=True)
         _link_or_copy(f"{source}/{name}", f"{target}/{name}")
     for folder in (os.path.dirname(target), *(folder for folder, _, _ in os.walk(target))):

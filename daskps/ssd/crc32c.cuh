@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli), as google-crc32c, iSCSI and Zarr's own codec compute it. It finds every error that is confined to
-// 32 bits in a row, so a single wrong byte never passes.
+// CRC-32C (Castagnoli), as google-crc32c, iSCSI and Zarr's own codec compute it. It detects every error within 32
+// consecutive bits, so a single wrong byte is always detected.
 #pragma once
 #include "dialect.cuh"
 #include <string.h>
@@ -41,7 +41,7 @@ DEVICE uint64_t word_at(const uint8_t* bytes) {
     return word;
 }
 
-// One CRC from its running state (before the final inversion) over n more bytes.
+// Continue a CRC over n more bytes. `state` and the result are the CRC before its final inversion.
 DEVICE uint64_t crc_run(uint64_t state, const uint8_t* bytes, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) state = crc_word(state, word_at(bytes + i));
@@ -55,7 +55,8 @@ DEVICE uint64_t crc_zeros(uint64_t state, int64_t n) {
     return state;
 }
 
-// Four blocks side by side: the instruction takes 3 cycles but starts every cycle, so one at a time gets a third.
+// Write the checksums of four blocks. The CRC instruction has a latency of 3 cycles, but one can start every cycle: one
+// block at a time would have a third of the speed.
 DEVICE void crc_four(const uint8_t* bytes, int64_t block_bytes, uint32_t* sums) {
     const uint8_t *a = bytes, *b = a + block_bytes, *c = b + block_bytes, *d = c + block_bytes;
     uint64_t p = 0xffffffffu, q = p, r = p, s = p;
@@ -73,7 +74,7 @@ DEVICE void crc_four(const uint8_t* bytes, int64_t block_bytes, uint32_t* sums) 
     sums[3] = ~(uint32_t)crc_run(s, d + i, rest);
 }
 
-// Sums of the consecutive blocks of n bytes; the last one may be short.
+// Write the checksums of consecutive blocks, n bytes in all; the last block may be shorter.
 DEVICE void crc_blocks(const uint8_t* bytes, int64_t n, int64_t block_bytes, uint32_t* sums) {
     const int64_t whole = n / block_bytes;
     int64_t k = 0;
@@ -85,7 +86,7 @@ DEVICE void crc_blocks(const uint8_t* bytes, int64_t n, int64_t block_bytes, uin
     }
 }
 
-// First block of n bytes whose sum differs from `sums`, or -1.
+// Return the number of the first block whose checksum differs from `sums`, or -1.
 DEVICE int64_t crc_mismatch(const uint8_t* bytes, int64_t n, int64_t block_bytes, const uint32_t* sums) {
     const int64_t whole = n / block_bytes;
     int64_t k = 0;

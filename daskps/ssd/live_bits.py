@@ -140,7 +140,7 @@ class LiveBits:
     def add(self, number: int, first: int, count: int) -> None:
         """Mark rows [first, first + count) of a segment as written and live."""
         self._reach(number + 1)
-        bits = self.file_bits(number)
+        bits = self.segment_bits(number)
         if first % 8 == 0 and count >= 8:
             whole = count // 8
             bits[first // 8 : first // 8 + whole] = 0xFF
@@ -163,13 +163,13 @@ class LiveBits:
     def restore(self, number: int, rows: int, bits: Bytes) -> None:
         """Add a segment of `rows` rows with the live bits of a snapshot."""
         self._reach(number + 1)
-        self.file_bits(number)[:] = bits
+        self.segment_bits(number)[:] = bits
         self._rows[number] = rows
         self._live[number] = int(np.bitwise_count(bits).sum())
 
     def drop(self, number: int) -> None:
         """Remove a segment; its number is free."""
-        self.file_bits(number)[:] = 0
+        self.segment_bits(number)[:] = 0
         self._rows[number] = self._live[number] = 0
 
     def keep(self, numbers: list[int], bound: DiskBound) -> None:
@@ -190,9 +190,9 @@ class LiveBits:
 
     def live_positions(self, number: int) -> npt.NDArray[np.int64]:
         """Return the numbers, within the segment, of its live rows."""
-        return np.flatnonzero(np.unpackbits(self.file_bits(number), bitorder="little"))
+        return np.flatnonzero(np.unpackbits(self.segment_bits(number), bitorder="little"))
 
-    def empty_files(self) -> list[int]:
+    def empty_segments(self) -> list[int]:
         """Return the segments whose rows are all stale."""
         return [int(number) for number in np.flatnonzero((self._rows > 0) & (self._live == 0))]
 
@@ -222,7 +222,7 @@ class LiveBits:
         """Return a copy of the live bits of the first `files` segments."""
         return self._bits[: files * self._file_rows // 8].copy()
 
-    def file_bits(self, number: int) -> Bytes:
+    def segment_bits(self, number: int) -> Bytes:
         """Return the live bits of one segment, as a view."""
         size = self._file_rows // 8
         return self._bits[number * size : (number + 1) * size]

@@ -17,9 +17,9 @@ from daskps.budget import KEY_BYTES, Term, capacity_error, total_bytes
 from daskps.device.pool import ComputePool
 from daskps.ssd.index import ABSENT, KeyIndex
 from daskps.ssd.live_bits import DiskBound, LiveBits
-from daskps.ssd.manifest import FileEntry, Manifest
+from daskps.ssd.manifest import Manifest, SegmentEntry
 from daskps.ssd.options import COMPACT_RATIO, SHORT_FRACTION, SHORT_SEGMENTS, WAIT_RATIO, Options, Statistics
-from daskps.ssd.segments import Segment, SegmentFiles, by_file, sort_requests
+from daskps.ssd.segments import Segment, SegmentFiles, by_segment, sort_requests
 from daskps.storage.files import Files, disk_error
 from daskps.storage.row_store import Positions
 from daskps.types import Bools, Floats, Int64s, Keys
@@ -62,14 +62,14 @@ class LiveRows:
             requests, found = self.index.request(keys, positions)
             sort_requests(requests, self.live_bits.files * self.shape.file_rows)
             wanted = []
-            for number, first, last in by_file(requests, self.shape.file_rows):
-                file = self.segments.current[number]
-                wanted.append((file, self.segments.pin(file), first, last))
+            for number, first, last in by_segment(requests, self.shape.file_rows):
+                segment = self.segments.current[number]
+                wanted.append((segment, self.segments.pin(segment), first, last))
         try:
             read = self.segments.read_rows(requests, wanted, out)
         finally:
-            for file, _, _, _ in wanted:
-                self.segments.unpin(file)
+            for segment, _, _, _ in wanted:
+                self.segments.unpin(segment)
         with self.lock:
             self._counters.read_bytes += read
             self._counters.loaded_rows += len(requests)
@@ -89,15 +89,16 @@ class LiveRows:
         """Yield all live keys and rows as of now, one segment at a time."""
         with self.lock:
             contents = [
-                (file, self.live_bits.file_bits(number).copy()) for number, file in self.segments.current.items()
+                (segment, self.live_bits.segment_bits(number).copy())
+                for number, segment in self.segments.current.items()
             ]
-            for file, _ in contents:
-                self.segments.pin(file)
+            for segment, _ in contents:
+                self.segments.pin(segment)
         try:
             yield from self.segments.scan(contents)
         finally:
-            for file, _ in contents:
-                self.segments.unpin(file)
+            for segment, _ in contents:
+                self.segments.unpin(segment)
 
     # ---- files
 
@@ -112,17 +113,17 @@ class LiveRows:
             self.live_bits.keep(list(kept), self._bound)
             self.segments.discard([e for n, e in gone.items() if n not in kept and n not in self.segments.current])
 
-    def flush(self) -> list[FileEntry]:
+    def flush(self) -> list[SegmentEntry]:
         """Write all rows to segments, wait until their bytes are durable, and return these segments."""
         while self._staged is not None and self._staged.count:
             self._drop_stale_staged()
             self._seal()
             self.compact_and_write()  # may compact, and so stage rows again
         self._drain(0)
-        files = [file for file in self.segments.current.values() if file is not self._staged]
-        for file in files:
-            self.segments.wait_synced(file)
-        return sorted((file.entry for file in files), key=lambda entry: entry.number)
+        files = [segment for segment in self.segments.current.values() if segment is not self._staged]
+        for segment in files:
+            self.segments.wait_synced(segment)
+        return sorted((segment.entry for segment in files), key=lambda entry: entry.number)
 
     def compact_and_write(self) -> None:
         """Remove segments without live rows, compact as far as the bound needs it, and write full segments.
@@ -178,10 +179,10 @@ class LiveRows:
 
     def move(self, number: int) -> None:
         """Compact a segment: append its live rows again, so that all its own rows are stale."""
-        file = self.segments.current[number]
+        segment = self.segments.current[number]
         live = self.live_bits.live_positions(number)
         if len(live):
-            keys, rows = self.segments.keys(file)[live], self.segments.rows(file)
+            keys, rows = self.segments.keys(segment)[live], self.segments.rows(segment)
             first = 0
             while first < len(keys):
                 first += self._stage(keys, rows, live, first)
@@ -251,26 +252,26 @@ class LiveRows:
         """
         if self._staged is None:
             self._staged = self.segments.stage()
-        file = self._staged
-        assert file.keys is not None
-        assert file.rows is not None
+        segment = self._staged
+        assert segment.keys is not None
+        assert segment.rows is not None
         keys = keys[start:]
-        first, count = file.count, min(len(keys), self.shape.file_rows - file.count)
-        file.keys[first : first + count] = keys[:count]
+        first, count = segment.count, min(len(keys), self.shape.file_rows - segment.count)
+        segment.keys[first : first + count] = keys[:count]
         staged = slice(start, start + count)
         if positions is None:
-            self._copy(file.rows[first : first + count], rows[staged], None)
+            self._copy(segment.rows[first : first + count], rows[staged], None)
         else:
-            self._copy(file.rows[first : first + count], rows, positions[staged])
-        base = file.number * self.shape.file_rows + first
+            self._copy(segment.rows[first : first + count], rows, positions[staged])
+        base = segment.number * self.shape.file_rows + first
         with self.lock:
-            file.count += count
-            self.live_bits.add(file.number, first, count)
+            segment.count += count
+            self.live_bits.add(segment.number, first, count)
             places = np.arange(base, base + count, dtype=np.uint32)
             previous = self.index.insert(keys[:count], places, expected_more=len(keys) - count)
             self.live_bits.clear(previous)
-        if file.count == self.shape.file_rows:
-            if 2 * self.live_bits.live_of(file.number) <= file.count:
+        if segment.count == self.shape.file_rows:
+            if 2 * self.live_bits.live_of(segment.number) <= segment.count:
                 self._drop_stale_staged()  # the same keys again and again: their older rows need not be written
             else:
                 self._seal()
@@ -293,20 +294,20 @@ class LiveRows:
 
     def _drop_stale_staged(self) -> None:
         """Remove the stale rows of the staged segment before it is written."""
-        file = self._staged
-        if file is None or self.live_bits.live_of(file.number) == file.count:
+        segment = self._staged
+        if segment is None or self.live_bits.live_of(segment.number) == segment.count:
             return
         with self.lock:
-            live = self.live_bits.live_positions(file.number)
-            assert file.keys is not None
-            assert file.rows is not None
+            live = self.live_bits.live_positions(segment.number)
+            assert segment.keys is not None
+            assert segment.rows is not None
             keys, rows = self.segments.buffers()
-            keys[: len(live)], rows[: len(live)] = file.keys[live], file.rows[live]
-            self.segments.exchange(file, keys, rows)
-            self.live_bits.drop(file.number)
-            file.count = len(live)
-            base = file.number * self.shape.file_rows
-            self.live_bits.add(file.number, 0, len(live))
+            keys[: len(live)], rows[: len(live)] = segment.keys[live], segment.rows[live]
+            self.segments.exchange(segment, keys, rows)
+            self.live_bits.drop(segment.number)
+            segment.count = len(live)
+            base = segment.number * self.shape.file_rows
+            self.live_bits.add(segment.number, 0, len(live))
             self.index.insert(keys[: len(live)], np.arange(base, base + len(live), dtype=np.uint32))
 
     def _seal(self) -> None:
@@ -319,37 +320,37 @@ class LiveRows:
         """Free disk space, start to write the full segments, and wait while too many are in memory (back-pressure)."""
         self._drop_empty()
         self.segments.sweep()
-        for file in list(self._full):
-            if (file.writing is None or _failed(file.writing)) and file in self._full:
+        for segment in list(self._full):
+            if (segment.writing is None or _failed(segment.writing)) and segment in self._full:
                 self._check_budget()
-                self.segments.write(file)
+                self.segments.write(segment)
         self._drain(self._options.unwritten_files)
         self.segments.sweep()
 
     def _drain(self, allowed: int) -> None:
         """Wait until at most `allowed` full segments are in memory."""
         while len(self._full) > allowed or (self._full and _done(self._full[0])):
-            file = self._full[0]
-            assert file.writing is not None
+            segment = self._full[0]
+            assert segment.writing is not None
             try:
-                file.writing.result()
+                segment.writing.result()
             except OSError as error:
                 # The next change tries each again. Wait for all of them now, so that it does not see an error from
                 # before space was freed.
                 wait([other.writing for other in self._full if other.writing is not None])
-                raise disk_error(self._files, error, self.shape.data_bytes(file.count), self.disk_bytes) from error
+                raise disk_error(self._files, error, self.shape.data_bytes(segment.count), self.disk_bytes) from error
             self._full.pop(0)
 
     def _drop_empty(self) -> None:
         with self.lock:
-            for number in self.live_bits.empty_files():
+            for number in self.live_bits.empty_segments():
                 if self._staged is not None and number == self._staged.number:
                     continue
-                file, kept = self.segments.current[number], self.live_bits.is_kept(number)
+                segment, kept = self.segments.current[number], self.live_bits.is_kept(number)
                 self.live_bits.drop(number)
-                self.segments.drop(file, kept=kept)
-                if file in self._full:
-                    self._full.remove(file)
+                self.segments.drop(segment, kept=kept)
+                if segment in self._full:
+                    self._full.remove(segment)
 
     def _check_budget(self) -> None:
         budget = self._options.disk_bytes
@@ -374,5 +375,5 @@ def _failed(future: Future[None]) -> bool:
     return future.done() and future.exception() is not None
 
 
-def _done(file: Segment) -> bool:
-    return file.writing is not None and file.writing.done()
+def _done(segment: Segment) -> bool:
+    return segment.writing is not None and segment.writing.done()

@@ -19,7 +19,7 @@ State = Literal["prepared", "confirmed"]
 
 
 @dataclass(frozen=True, slots=True)
-class FileEntry:
+class SegmentEntry:
     """A segment as recorded in a snapshot."""
 
     number: int
@@ -35,7 +35,7 @@ class PartitionSnapshot:
     number: int  # in the paths live/<number> and index/<number>; larger for every new snapshot
     state: State
     live_rows: int
-    files: tuple[FileEntry, ...]
+    files: tuple[SegmentEntry, ...]
     live_bytes: int  # size of the live bits
     live_crc32c: int
     index_bytes: int | None  # None: no index was saved, so opening rebuilds it from the keys
@@ -84,7 +84,7 @@ class Manifest:
         confirmed = [snapshot for snapshot in self.snapshots if snapshot.state == "confirmed"]
         return max(confirmed, key=lambda snapshot: snapshot.number, default=None)
 
-    def kept(self) -> dict[int, FileEntry]:
+    def kept(self) -> dict[int, SegmentEntry]:
         """Return all segments that some snapshot needs, by number."""
         return {entry.number: entry for snapshot in self.snapshots for entry in snapshot.files}
 
@@ -152,7 +152,7 @@ def _snapshot_document(snapshot: PartitionSnapshot) -> dict[str, Any]:
 
 
 def _snapshot(document: dict[str, Any]) -> PartitionSnapshot:
-    return PartitionSnapshot(**{**document, "files": tuple(FileEntry(*entry) for entry in document["files"])})
+    return PartitionSnapshot(**{**document, "files": tuple(SegmentEntry(*entry) for entry in document["files"])})
 
 
 def _version(text: bytes) -> int:

@@ -30,7 +30,7 @@ from daskps.ssd.format import (
 from daskps.ssd.index import CELL_BYTES, GROUPS, NARROW, WIDE, Bytes, IndexImage, KeyIndex
 from daskps.ssd.live_bits import LiveBits
 from daskps.ssd.live_rows import LiveRows
-from daskps.ssd.manifest import FileEntry, Manifest, PartitionSnapshot, State, parse
+from daskps.ssd.manifest import Manifest, PartitionSnapshot, SegmentEntry, State, parse
 from daskps.ssd.options import Statistics
 from daskps.ssd.segments import Segment, SegmentFiles, read_ahead, read_sums
 from daskps.storage.files import Files
@@ -59,7 +59,7 @@ def write_snapshot(
     manifest: Manifest,
     snapshot_id: str,
     state: State,
-    entries: list[FileEntry],
+    entries: list[SegmentEntry],
     save_index: bool,
 ) -> tuple[PartitionSnapshot, int]:
     """Write everything of a snapshot except the manifest, durably; return the snapshot and the bytes sent."""
@@ -95,7 +95,7 @@ def write_snapshot(
 def read_live(files: Files, snapshot: PartitionSnapshot) -> Bytes:
     """Return the live bits of a snapshot, after checking them."""
     metadata, chunk = array_names("live", snapshot.number)
-    _check_metadata(files, metadata, snapshot.live_bytes)
+    _check_array_text(files, metadata, snapshot.live_bytes)
     bits = np.empty(snapshot.live_bytes, np.uint8)
     if len(bits):
         _check_size(files, chunk, len(bits))
@@ -128,7 +128,7 @@ def read_index(files: Files, snapshot: PartitionSnapshot, pool: ComputePool, io:
     """Return the saved index of a snapshot that has one, after checking it."""
     assert snapshot.index_bytes is not None
     metadata, chunk = array_names("index", snapshot.number)
-    _check_metadata(files, metadata, snapshot.index_bytes)
+    _check_array_text(files, metadata, snapshot.index_bytes)
     _check_size(files, chunk, snapshot.index_bytes)
     head = np.empty(1 + 5 * GROUPS, np.uint64)
     files.read_into(chunk, 0, [head])
@@ -163,7 +163,7 @@ def _damaged(files: Files, chunk: str, number: int, what: str) -> CorruptionErro
     )
 
 
-def _check_metadata(files: Files, name: str, length: int) -> None:
+def _check_array_text(files: Files, name: str, length: int) -> None:
     text = files.read(name)
     ZARR_JSON.read(text, f"{files.url}/{name}")
     if text != bytes_array_text(length):
@@ -210,7 +210,7 @@ def check_digest(files: Files, manifest: Manifest, snapshot: PartitionSnapshot, 
         )
 
 
-def names_of(snapshot: PartitionSnapshot) -> list[str]:
+def snapshot_names(snapshot: PartitionSnapshot) -> list[str]:
     """Return the names of all files that this snapshot needs, except the manifest."""
     names = ["zarr.json", *(f"{array}/zarr.json" for array in (*DATA_ARRAYS, *SNAPSHOT_ARRAYS))]
     names += [name for entry in snapshot.files for name in chunk_names(entry.number)]
@@ -249,7 +249,7 @@ def check_metadata(files: Files, manifest: Manifest) -> None:
             )
 
 
-def clean(files: Files, manifest: Manifest) -> tuple[int, int]:
+def remove_orphans(files: Files, manifest: Manifest) -> tuple[int, int]:
     """Remove files that no snapshot needs; return their number and bytes."""
     needed = {name for number in manifest.kept() for name in chunk_names(number)}
     for snapshot in manifest.snapshots:
@@ -304,13 +304,13 @@ def rebuild_index(
     """Build the index of the current segments from their keys and live bits."""
     index, expected_more = KeyIndex(pool), live_bits.live_rows
     index.reserve(expected_more, live_bits.files * shape.file_rows)
-    for file, keys in read_ahead(io, segments.keys, list(segments.current.values())):
-        base, live = file.number * shape.file_rows, live_bits.live_of(file.number)
+    for segment, keys in read_ahead(io, segments.keys, list(segments.current.values())):
+        base, live = segment.number * shape.file_rows, live_bits.live_of(segment.number)
         expected_more -= live
-        if live == file.count:
+        if live == segment.count:
             index.insert(keys, np.arange(base, base + live, dtype=np.uint32), expected_more)
         else:
-            positions = live_bits.live_positions(file.number)
+            positions = live_bits.live_positions(segment.number)
             index.insert(keys[positions], (positions + base).astype(np.uint32), expected_more)
     return index
 

@@ -26,7 +26,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError, CorruptionError, StoreError
 from daskps.ssd.format import SegmentShape, block_sums, chunk_names, crc32c
 from daskps.ssd.index import Bytes
-from daskps.ssd.manifest import FileEntry
+from daskps.ssd.manifest import SegmentEntry
 from daskps.ssd.options import Statistics
 from daskps.storage.files import ALIGNMENT, Files
 from daskps.types import Floats, Int64s, Keys
@@ -34,7 +34,7 @@ from daskps.types import Floats, Int64s, Keys
 # Free write buffers that a store keeps for its next segments; a new one costs page faults (3 ms for 12 MB).
 SPARE_BUFFERS = 2
 # Segments that are read ahead of the one being processed.
-AHEAD_FILES = 4
+AHEAD_SEGMENTS = 4
 # Largest single read in bytes; storage/FORMAT.md ("Reading rows") has the measurement.
 RANGE_BYTES = 1 << 20
 # Limits of the work that one I/O thread takes at a time.
@@ -111,17 +111,17 @@ class Segment:
     syncing: Future[None] | None = field(default=None)
 
     @property
-    def entry(self) -> FileEntry:
+    def entry(self) -> SegmentEntry:
         """Return what a snapshot records about a written segment."""
         assert self.checksum is not None
-        return FileEntry(self.number, self.count, self.checksum)
+        return SegmentEntry(self.number, self.count, self.checksum)
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
     """The ranges [first, last) of a segment, which one I/O thread reads."""
 
-    file: Segment
+    segment: Segment
     ranges: Int64s  # (n, 4): offset, bytes, first request, last request
     first: int
     last: int
@@ -148,7 +148,9 @@ class SegmentFiles:
     @property
     def memory_bytes(self) -> int:
         """Return the bytes of memory of write buffers and block checksums."""
-        return self.buffer_bytes + sum(file.sums.nbytes for file in self.current.values() if file.sums is not None)
+        return self.buffer_bytes + sum(
+            segment.sums.nbytes for segment in self.current.values() if segment.sums is not None
+        )
 
     @property
     def buffer_bytes(self) -> int:
@@ -162,7 +164,7 @@ class SegmentFiles:
     def stage(self) -> Segment:
         """Return a new, empty segment in memory, with the smallest free number."""
         with self._lock:
-            taken = self._reserved | self.current.keys() | {file.number for file in self._to_delete}
+            taken = self._reserved | self.current.keys() | {segment.number for segment in self._to_delete}
             number = next(number for number in range(len(taken) + 1) if number not in taken)
             if number >= self._shape.most_files:
                 raise CapacityError(
@@ -170,8 +172,8 @@ class SegmentFiles:
                     "32-bit places can name; drop snapshots, or spread the table over more partitions"
                 )
             keys, rows = self.buffers()
-            file = self.current[number] = Segment(number, keys=keys, rows=rows)
-            return file
+            segment = self.current[number] = Segment(number, keys=keys, rows=rows)
+            return segment
 
     def buffers(self) -> tuple[Keys, Floats]:
         """Return a free pair of write buffers (keys, rows), or a new one."""
@@ -182,121 +184,121 @@ class SegmentFiles:
         keys = aligned_empty((shape.file_rows,), np.uint64)
         return keys, aligned_empty((shape.file_rows, shape.layout.width), np.float32)
 
-    def adopt(self, entry: FileEntry) -> None:
+    def adopt(self, entry: SegmentEntry) -> None:
         """Add a segment of a snapshot to the current ones."""
         self.current[entry.number] = Segment(entry.number, entry.rows, checksum=entry.crc32c)
 
-    def write(self, file: Segment) -> None:
-        """Start to write a full (or the last) segment on an I/O thread; `file.writing` is the future."""
-        file.writing = self._io.submit(self._write, file)
+    def write(self, segment: Segment) -> None:
+        """Start to write a full (or the last) segment on an I/O thread; `segment.writing` is the future."""
+        segment.writing = self._io.submit(self._write, segment)
 
-    def pin(self, file: Segment) -> Floats | None:
+    def pin(self, segment: Segment) -> Floats | None:
         """Keep a segment for a reader; return its rows if they are still in memory. The caller holds the lock."""
-        file.pins += 1
-        return file.rows
+        segment.pins += 1
+        return segment.rows
 
-    def unpin(self, file: Segment) -> None:
+    def unpin(self, segment: Segment) -> None:
         """Release a segment after reading."""
         with self._lock:
-            file.pins -= 1
-            self._recycle(file)
+            segment.pins -= 1
+            self._recycle(segment)
 
-    def exchange(self, file: Segment, keys: Keys, rows: Floats) -> None:
+    def exchange(self, segment: Segment, keys: Keys, rows: Floats) -> None:
         """Replace the buffers of a staged segment. Old buffers that a reader still uses are not reused."""
         with self._lock:
-            self._free_buffers(file)
-            file.keys, file.rows = keys, rows
+            self._free_buffers(segment)
+            segment.keys, segment.rows = keys, rows
 
-    def drop(self, file: Segment, *, kept: bool) -> None:
+    def drop(self, segment: Segment, *, kept: bool) -> None:
         """Remove a segment from the current ones. Unless a snapshot needs it (`kept`), `sweep` deletes it from disk."""
         with self._lock:
-            del self.current[file.number]
+            del self.current[segment.number]
             if not kept:
-                self._to_delete.append(file)
-            elif file.pins:
-                self._still_read[file.number] = file
+                self._to_delete.append(segment)
+            elif segment.pins:
+                self._still_read[segment.number] = segment
 
-    def discard(self, entries: list[FileEntry]) -> None:
+    def discard(self, entries: list[SegmentEntry]) -> None:
         """Mark segments for deletion that are not current and that no snapshot needs any more."""
         with self._lock:
             for entry in entries:
-                file = self._still_read.pop(entry.number, None)
-                self._to_delete.append(file or Segment(entry.number, entry.rows, checksum=entry.crc32c))
+                segment = self._still_read.pop(entry.number, None)
+                self._to_delete.append(segment or Segment(entry.number, entry.rows, checksum=entry.crc32c))
 
     def sweep(self) -> None:
         """Delete the segments marked for deletion that have no reader, after waiting for unfinished writes."""
         with self._lock:
-            unread = [file for file in self._to_delete if not file.pins]
-        for file in unread:
-            for future in (file.writing, file.syncing):
+            unread = [segment for segment in self._to_delete if not segment.pins]
+        for segment in unread:
+            for future in (segment.writing, segment.syncing):
                 if future is not None:
                     future.exception()
         with self._lock:
-            ready = [file for file in unread if file in self._to_delete and not file.pins]
-        for file in ready:
-            for name in chunk_names(file.number):
+            ready = [segment for segment in unread if segment in self._to_delete and not segment.pins]
+        for segment in ready:
+            for name in chunk_names(segment.number):
                 self._files.remove(name)
             with self._lock:
-                self._to_delete.remove(file)
-                self._free_buffers(file)
+                self._to_delete.remove(segment)
+                self._free_buffers(segment)
 
     @property
     def leaving_bytes(self) -> int:
         """Return the bytes on disk of segments that are marked for deletion but still there."""
-        return sum(self._shape.data_bytes(file.count) for file in self._to_delete)
+        return sum(self._shape.data_bytes(segment.count) for segment in self._to_delete)
 
     def wait(self) -> None:
         """Wait until all writes have ended, with or without an error."""
-        for file in [*self.current.values(), *self._to_delete]:
-            for future in (file.writing, file.syncing):
+        for segment in [*self.current.values(), *self._to_delete]:
+            for future in (segment.writing, segment.syncing):
                 if future is not None:
                     future.exception()
 
-    def wait_synced(self, file: Segment) -> None:
+    def wait_synced(self, segment: Segment) -> None:
         """Wait until the bytes of a written segment are durable. Raises the error of a failed fsync."""
-        if file.syncing is not None:
-            file.syncing.result()
-            file.syncing = None
+        if segment.syncing is not None:
+            segment.syncing.result()
+            segment.syncing = None
 
-    def sums(self, file: Segment) -> npt.NDArray[np.uint32]:
+    def sums(self, segment: Segment) -> npt.NDArray[np.uint32]:
         """Return the block checksums of a written segment: those of the keys, then those of the rows."""
-        if file.sums is None:
-            name = chunk_names(file.number)[2]
+        if segment.sums is None:
+            name = chunk_names(segment.number)[2]
             sums = np.empty(self._shape.blocks, np.uint32)
             self._files.read_into(name, 0, [sums])
-            if crc32c(sums) != file.checksum:
+            if crc32c(sums) != segment.checksum:
                 raise CorruptionError(
-                    f"{self._files.url}/{name} (array checksums): the checksums of segment {file.number} do not "
+                    f"{self._files.url}/{name} (array checksums): the checksums of segment {segment.number} do not "
                     "match the manifest; restore the file from a copy"
                 )
-            file.sums = sums
-        return file.sums
+            segment.sums = sums
+        return segment.sums
 
-    def keys(self, file: Segment, memory: BufferPool | None = None) -> Keys:
+    def keys(self, segment: Segment, memory: BufferPool | None = None) -> Keys:
         """Return all keys of a segment, after checking them."""
         with self._lock:  # a copy, because the buffer is reused after the segment is written
-            if file.keys is not None:
-                return file.keys[: file.count].copy()
-        return self._read(file, 0, (self._shape.file_rows,), np.uint64, memory)
+            if segment.keys is not None:
+                return segment.keys[: segment.count].copy()
+        return self._read(segment, 0, (self._shape.file_rows,), np.uint64, memory)
 
-    def rows(self, file: Segment, memory: BufferPool | None = None) -> Floats:
+    def rows(self, segment: Segment, memory: BufferPool | None = None) -> Floats:
         """Return all rows of a segment, after checking them."""
         with self._lock:
-            if file.rows is not None:
-                return file.rows[: file.count].copy()
-        return self._read(file, 1, (self._shape.file_rows, self._shape.layout.width), np.float32, memory)
+            if segment.rows is not None:
+                return segment.rows[: segment.count].copy()
+        return self._read(segment, 1, (self._shape.file_rows, self._shape.layout.width), np.float32, memory)
 
     def scan(self, contents: Iterable[tuple[Segment, Bytes]]) -> Iterator[tuple[Keys, Floats]]:
         """Yield the live keys and rows of segments, which are given with their live bits; read some segments ahead."""
 
         def read(item: tuple[Segment, Bytes]) -> tuple[Keys, Floats]:
-            file, bits = item
+            segment, bits = item
             live = int(np.bitwise_count(bits).sum())
             if not live:
                 return np.empty(0, np.uint64), np.empty((0, self._shape.layout.width), np.float32)
             # With new pages for every segment, reading a store from the page cache took twice as long.
-            keys, rows = self.keys(file, self._pool.buffers), self.rows(file, self._pool.buffers)
-            if live == file.count:
+            keys, rows = self.keys(segment, self._pool.buffers), self.rows(segment, self._pool.buffers)
+            if live == segment.count:
                 return keys, rows
             positions = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
             return keys[positions], rows[positions]
@@ -311,27 +313,27 @@ class SegmentFiles:
         An item of `wanted` is (segment, its rows if they are in memory, first request, end of requests).
         """
         tasks: list[_Task] = []
-        for file, buffer, first, last in wanted:
-            read = self._segment_read(requests, file, None, out)
+        for segment, buffer, first, last in wanted:
+            read = self._segment_read(requests, segment, None, out)
             if buffer is not None:
                 library().ssd_copy_rows(read=read, first=first, last=last, rows=buffer)
             else:
-                tasks += self._plan(read, file, first, last)
+                tasks += self._plan(read, segment, first, last)
         futures = [self._io.submit(self._run, requests, task, out) for task in tasks]
         for future in futures:
             future.exception()  # wait for all, also after an error: none may write to `out` afterwards
         return sum(future.result() for future in futures)
 
     def _segment_read(
-        self, requests: Requests, file: Segment, sums: npt.NDArray[np.uint32] | None, out: Floats
+        self, requests: Requests, segment: Segment, sums: npt.NDArray[np.uint32] | None, out: Floats
     ) -> npt.NDArray[np.uint64]:
         """Return the struct SegmentRead of read.cpp. It has addresses: the caller keeps the arrays."""
         shape, sums_address = self._shape, 0 if sums is None else sums.ctypes.data
-        base = file.number * shape.file_rows
+        base = segment.number * shape.file_rows
         words = requests.ctypes.data, base, shape.row_bytes, shape.block_bytes, sums_address, out.ctypes.data
         return np.array(words, np.uint64)
 
-    def _plan(self, read: npt.NDArray[np.uint64], file: Segment, first: int, last: int) -> list[_Task]:
+    def _plan(self, read: npt.NDArray[np.uint64], segment: Segment, first: int, last: int) -> list[_Task]:
         """Return tasks that read the rows of requests [first, last), all of one segment."""
         shape = self._shape
         # Each range begins with a block that no other range has, or where a range of RANGE_BYTES was cut.
@@ -349,13 +351,13 @@ class SegmentFiles:
         ranges = ranges[:count]
         weight = np.cumsum(ranges[:, 1] * (TASK_RANGES / TASK_BYTES) + 1) // TASK_RANGES
         cuts = [0, *(np.flatnonzero(np.diff(weight)) + 1).tolist(), count]
-        return [_Task(file, ranges, a, b) for a, b in pairwise(cuts)]
+        return [_Task(segment, ranges, a, b) for a, b in pairwise(cuts)]
 
     def _run(self, requests: Requests, task: _Task, out: Floats) -> int:
         """Read the ranges of a task, check them and copy their rows to `out`; return the bytes read."""
-        sums = self.sums(task.file)[self._shape.key_blocks :]
-        name = chunk_names(task.file.number)[1]
-        read, ranges = self._segment_read(requests, task.file, sums, out), task.ranges
+        sums = self.sums(task.segment)[self._shape.key_blocks :]
+        name = chunk_names(task.segment.number)[1]
+        read, ranges = self._segment_read(requests, task.segment, sums, out), task.ranges
         size = int(ranges[task.first : task.last, 1].max())
         buffer = getattr(_scratch, "buffer", None)
         if buffer is None or len(buffer) < size:
@@ -367,7 +369,7 @@ class SegmentFiles:
                 self._files.read_into(name, int(ranges[number, 0]), [part])
                 block = library().ssd_take_range(read=read, range=ranges[number], bytes=part)
                 if block >= 0:
-                    raise self.wrong(task.file, 1, block)
+                    raise self.wrong(task.segment, 1, block)
         else:
             what = np.zeros(2, np.int64)
             try:
@@ -385,42 +387,42 @@ class SegmentFiles:
                 os.close(fd)
             if failed >= 0:
                 kind, value = what.tolist()
-                raise self.wrong(task.file, 1, value) if kind == 3 else read_error(self._files, name, kind, value)
+                raise self.wrong(task.segment, 1, value) if kind == 3 else read_error(self._files, name, kind, value)
         return int(ranges[task.first : task.last, 1].sum())
 
-    def wrong(self, file: Segment, array: int, block: int) -> CorruptionError:
+    def wrong(self, segment: Segment, array: int, block: int) -> CorruptionError:
         """Return the error for a block that does not match its checksum."""
-        name, size = chunk_names(file.number)[array], self._shape.block_bytes
+        name, size = chunk_names(segment.number)[array], self._shape.block_bytes
         return CorruptionError(
             f"{self._files.url}/{name} (array {_NAMES[array]}): bytes {block * size} to {(block + 1) * size} do not "
             "match their checksum; restore the file from a copy, or open an older snapshot"
         )
 
     def _read(
-        self, file: Segment, array: int, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: BufferPool | None
+        self, segment: Segment, array: int, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: BufferPool | None
     ) -> npt.NDArray[Any]:
         """Return the used part of a segment's chunk of keys (`array` 0) or rows (1), after checking it."""
-        sums = self.sums(file)
+        sums = self.sums(segment)
         sums = sums[: self._shape.key_blocks] if array == 0 else sums[self._shape.key_blocks :]
         data = np.empty(shape, dtype) if memory is None else memory.empty(shape, dtype)
         # Blocks behind the last row are zeros, on disk too. Only `verify` reads and checks them.
-        size = -(-file.count * data[:1].nbytes // self._shape.block_bytes) * self._shape.block_bytes
+        size = -(-segment.count * data[:1].nbytes // self._shape.block_bytes) * self._shape.block_bytes
         part = data.reshape(-1).view(np.uint8)[:size]
-        found = read_sums(self._files, chunk_names(file.number)[array], 0, part, self._shape.block_bytes)
+        found = read_sums(self._files, chunk_names(segment.number)[array], 0, part, self._shape.block_bytes)
         with self._lock:
             self._counters.read_bytes += part.nbytes
         block = first_difference(found, sums)
         if block is not None:
-            raise self.wrong(file, array, block)
-        return data[: file.count]
+            raise self.wrong(segment, array, block)
+        return data[: segment.count]
 
-    def check(self, file: Segment) -> int:
+    def check(self, segment: Segment) -> int:
         """Check every byte of a written segment, including the zeros of a short one; return the bytes checked."""
         shape, total = self._shape, 0
-        sums = self.sums(file)
+        sums = self.sums(segment)
         parts = (sums[: shape.key_blocks], sums[shape.key_blocks :], None)
         sizes = (shape.keys_bytes, shape.rows_bytes, 4 * shape.blocks)
-        for array, (name, expected, size) in enumerate(zip(chunk_names(file.number), parts, sizes, strict=True)):
+        for array, (name, expected, size) in enumerate(zip(chunk_names(segment.number), parts, sizes, strict=True)):
             actual = self._files.size(name)
             if actual != size:
                 what = "is missing" if actual < 0 else f"has {actual} bytes instead of {size}"
@@ -430,21 +432,21 @@ class SegmentFiles:
                 found = read_sums(self._files, name, 0, np.empty(size, np.uint8), shape.block_bytes)
                 block = first_difference(found, expected)
                 if block is not None:
-                    raise self.wrong(file, array, block)
+                    raise self.wrong(segment, array, block)
         return total
 
-    def _write(self, file: Segment) -> None:
+    def _write(self, segment: Segment) -> None:
         shape = self._shape
-        assert file.keys is not None
-        assert file.rows is not None
-        keys, rows = file.keys[: file.count], file.rows[: file.count]
+        assert segment.keys is not None
+        assert segment.rows is not None
+        keys, rows = segment.keys[: segment.count], segment.rows[: segment.count]
         sums = np.concatenate(
             [
                 block_sums(keys, shape.keys_bytes, shape.block_bytes),
                 block_sums(rows, shape.rows_bytes, shape.block_bytes),
             ]
         )
-        names = chunk_names(file.number)
+        names = chunk_names(segment.number)
         try:
             sent = self._files.write(names[0], [keys], shape.keys_bytes)
             sent += self._files.write(names[1], [rows], shape.rows_bytes)
@@ -456,22 +458,22 @@ class SegmentFiles:
             raise
         with self._lock:
             self._counters.written_bytes += sent
-            file.sums, file.checksum = sums, crc32c(sums)
-            self._recycle(file)
-        file.syncing = self._io.submit(self._files.sync_data, names)
+            segment.sums, segment.checksum = sums, crc32c(sums)
+            self._recycle(segment)
+        segment.syncing = self._io.submit(self._files.sync_data, names)
 
-    def _recycle(self, file: Segment) -> None:
-        if file.checksum is not None and not file.pins:
-            self._free_buffers(file)
+    def _recycle(self, segment: Segment) -> None:
+        if segment.checksum is not None and not segment.pins:
+            self._free_buffers(segment)
 
-    def _free_buffers(self, file: Segment) -> None:
-        if file.keys is None or file.rows is None:
+    def _free_buffers(self, segment: Segment) -> None:
+        if segment.keys is None or segment.rows is None:
             return
-        if len(self._spare) < SPARE_BUFFERS and not file.pins:
-            self._spare.append((file.keys, file.rows))
+        if len(self._spare) < SPARE_BUFFERS and not segment.pins:
+            self._spare.append((segment.keys, segment.rows))
         else:
             self._buffers -= 1
-        file.keys = file.rows = None
+        segment.keys = segment.rows = None
 
 
 def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iterator[tuple[S, T]]:
@@ -479,7 +481,7 @@ def read_ahead(io: Executor, call: Callable[[S], T], items: Iterable[S]) -> Iter
     waiting: deque[tuple[S, Future[T]]] = deque()
     for item in items:
         waiting.append((item, io.submit(call, item)))
-        if len(waiting) > AHEAD_FILES:
+        if len(waiting) > AHEAD_SEGMENTS:
             first, future = waiting.popleft()
             yield first, future.result()
     while waiting:
@@ -493,7 +495,7 @@ def sort_requests(requests: Requests, places: int) -> None:
     library().ssd_sort_requests(requests=requests, scratch=scratch, n=len(requests), bits=places.bit_length())
 
 
-def by_file(requests: Requests, file_rows: int) -> list[tuple[int, int, int]]:
+def by_segment(requests: Requests, file_rows: int) -> list[tuple[int, int, int]]:
     """Return (segment number, first request, end of requests) for each segment in the sorted requests."""
     numbers = (requests >> np.uint64(32)).astype(np.int64) // file_rows
     cuts = [*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(numbers)]

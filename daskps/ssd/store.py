@@ -130,7 +130,7 @@ class Store:
         try:
             recovery.check_metadata(self._files, self._manifest)
             if not self.read_only:
-                self._counters.recovered_files, self._counters.recovered_bytes = recovery.clean(
+                self._counters.recovered_files, self._counters.recovered_bytes = recovery.remove_orphans(
                     self._files, self._manifest
                 )
             if snapshot is not None:

@@ -1,7 +1,8 @@
-// Keys by virtual partition: count them, then write their positions partition by partition, both in shares.
+// Sorting of keys by partition in two passes: count the keys of each partition, then write their positions partition by
+// partition. Several threads do a share of the keys each.
 #include "dialect.cuh"
 
-// As Placement.of: `mixed` keys spread by the upper half of the hash, the others are key % partitions.
+// Return the partition of a key, as Placement.of does: by the upper half of a hash (MIXED), or key % partitions.
 template <bool MIXED>
 DEVICE int64_t partition_of(uint64_t key, int64_t partitions, uint64_t salt) {
     return MIXED ? part_of(mix64(key ^ salt), partitions) : (int64_t)(key % (uint64_t)partitions);
@@ -19,8 +20,8 @@ DEVICE void order_keys(const uint64_t* keys, int64_t first, int64_t last, int64_
     for (int64_t i = first; i < last; ++i) order[cursors[partition_of<MIXED>(keys[i], partitions, salt)]++] = i;
 }
 
-// Keys [first, last) of each partition.
-NATIVE(void, ssd_placement_count, const uint64_t* keys, int64_t first, int64_t last, int64_t partitions, int32_t mixed,
+// Count the keys [first, last) of each partition.
+NATIVE(void, storage_partition_count, const uint64_t* keys, int64_t first, int64_t last, int64_t partitions, int32_t mixed,
        uint64_t seed, int64_t* counts) {
     if (mixed)
         count_keys<true>(keys, first, last, partitions, mix64(seed), counts);
@@ -28,8 +29,8 @@ NATIVE(void, ssd_placement_count, const uint64_t* keys, int64_t first, int64_t l
         count_keys<false>(keys, first, last, partitions, 0, counts);
 }
 
-// Their positions, from each partition's cursor on.
-NATIVE(void, ssd_placement_order, const uint64_t* keys, int64_t first, int64_t last, int64_t partitions, int32_t mixed,
+// Write the positions of keys [first, last) to `order`, each from the cursor of its partition on.
+NATIVE(void, storage_partition_order, const uint64_t* keys, int64_t first, int64_t last, int64_t partitions, int32_t mixed,
        uint64_t seed, int64_t* cursors, int64_t* order) {
     if (mixed)
         order_keys<true>(keys, first, last, partitions, mix64(seed), cursors, order);

@@ -68,11 +68,11 @@ class Placement:
             )
 
         native = library()
-        pool.map(lambda share: run(native.ssd_placement_count, share, counts=counts[share]), range(shares))
+        pool.map(lambda share: run(native.storage_partition_count, share, counts=counts[share]), range(shares))
         begins = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
         cursors = begins[:-1] + np.cumsum(counts, axis=0) - counts
         pool.map(
-            lambda share: run(native.ssd_placement_order, share, cursors=cursors[share], order=order), range(shares)
+            lambda share: run(native.storage_partition_order, share, cursors=cursors[share], order=order), range(shares)
         )
         return order, begins
 

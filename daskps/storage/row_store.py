@@ -37,7 +37,10 @@ class Loading(Protocol):
 
 
 class RowStore(Protocol):
-    """Rows by key. All rows have the same width; the row appended last replaces earlier ones of its key."""
+    """Rows by key. All rows have the same width; the row appended last replaces earlier ones of its key.
+
+    Loads and changes may come from several threads at once. Changes (append, delete, prepare) wait for each other.
+    """
 
     @property
     def memory_bytes(self) -> int:

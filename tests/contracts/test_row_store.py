@@ -1,6 +1,7 @@
 """The contract of `RowStore`. A new implementation subclasses `RowStoreContract` and says how it is made."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tests.simulation.simulated_store import SimulatedPartition, SimulatedStore
 WIDTH = 5
 LAYOUT = RowLayout((Field("embedding", WIDTH),))
 EXTREMES = np.array([0, 1, 2**32, 2**63, 2**64 - 1], np.uint64)
-Read = Callable[[RowStore, str], dict[int, bytes]]
 
 
 def rows_of(keys: np.ndarray, seed: int) -> np.ndarray:
@@ -76,6 +76,28 @@ class RowStoreContract:
         assert first.wait().all()
         assert last.wait().all()
         np.testing.assert_array_equal(bits(out), bits(rows))
+
+    def test_one_thread_may_load_while_another_appends_and_prepares(self, store: RowStore) -> None:
+        keys = np.arange(500, dtype=np.uint64)
+        rows = rows_of(keys, 13)
+        store.append(keys, rows)
+
+        def change() -> None:
+            for number in range(5):
+                others = keys + np.uint64(1000 * (1 + number))
+                store.append(others, rows_of(others, number))
+                store.prepare(f"000001-{number:08d}")
+
+        with ThreadPoolExecutor(1) as executor:
+            changing = executor.submit(change)
+            loads = 0
+            while not changing.done() or not loads:
+                found_rows, found = load(store, keys)
+                assert found.all()
+                np.testing.assert_array_equal(bits(found_rows), bits(rows))
+                loads += 1
+            changing.result()
+        assert len(self.read_snapshot(store, "000001-00000004")) == 6 * len(keys)
 
     def test_no_keys_are_a_load_an_append_and_a_delete_too(self, store: RowStore) -> None:
         none = np.empty(0, np.uint64)
