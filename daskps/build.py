@@ -29,8 +29,8 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.hbm.optimizer import Initialiser, Optimizer, initialise_rows, optimizer_fields, state_initialisers
 from daskps.hbm.table import TableSpec
-from daskps.nn.engine import ArrayBackend
-from daskps.nn.network import Network, build
+from daskps.nn.dense_model import DenseModel
+from daskps.nn.network import build
 from daskps.nn.optimizer import DenseOptimizer
 from daskps.settings import nearest
 from daskps.types import Batch, Floats, Int64s, Keys, RowLayout
@@ -59,15 +59,16 @@ def dense_optimizer(settings: OptimizerSettings) -> DenseOptimizer:
     return DenseOptimizer(**settings.model_dump(include=names), clip_norm=settings.clip_norm or None)
 
 
-def build_network(job: Job, specs: list[TableSpec], features: Features, engine: ArrayBackend) -> Network:
-    """Return the dense network with its initial parameters."""
+def build_network(job: Job, specs: list[TableSpec], features: Features, device: Device) -> DenseModel:
+    """Return the dense network with its optimizer and its initial parameters."""
     return build(
         job.model.kind,
         tables=[(len(spec.slots), spec.dim) for spec in specs],
         dense_features=features.dense,
         hidden=job.model.layers,
         seed=job.seed,
-        engine=engine,
+        device=device,
+        optimizer=dense_optimizer(job.model.optimizer),
         block_examples=job.train.block_examples,
         slot_names=[spec.slot_names for spec in specs],
     )

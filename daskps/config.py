@@ -21,6 +21,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from daskps.errors import ConfigError
 from daskps.hbm.optimizer import OPTIMIZERS, OptimizerKind
+from daskps.nn.architecture import KINDS as NETWORKS
+from daskps.nn.architecture import MAX_BLOCKS, NetworkKind, wrong_dimensions
+from daskps.nn.optimizer import DENSE_OPTIMIZERS
 from daskps.settings import explain, is_url, nearest
 from daskps.version import KEY_RULE
 
@@ -68,7 +71,6 @@ NonNegative = Annotated[float, Field(ge=0)]
 # Validation context for settings from a snapshot. Validators that are newer than some snapshots accept them unchecked:
 # a trained model must stay readable.
 RECORDED = "recorded"
-MOST_BLOCKS = 4096  # largest number of blocks in a step; daskps.nn.architecture says why
 
 
 # Settings that affect the result; all others affect only speed. Snapshots record them (`Job.result_fields`), and
@@ -378,11 +380,14 @@ class Data(Settings):
 class Model(Settings):
     """Dense network over the pooled slots."""
 
-    kind: Literal["lr", "fm", "dnn", "deepfm"] = Field(
-        default="dnn",
-        description="lr: logistic regression. fm: factorization machine. dnn: hidden layers. deepfm: fm and dnn added.",
+    kind: NetworkKind = Field(
+        default="dnn", description=" ".join(f"{name}: {record.meaning}." for name, record in NETWORKS.items())
     )
-    hidden: tuple[PositiveInt, ...] = Field(default=(128, 64), description="dnn, deepfm: sizes of the hidden layers.")
+    hidden: tuple[PositiveInt, ...] = Field(
+        default=(128, 64),
+        description=", ".join(name for name, record in NETWORKS.items() if record.has_hidden)
+        + ": sizes of the hidden layers.",
+    )
     optimizer: Optimizer = Field(
         default=Optimizer(kind="adagrad", learning_rate=0.05), description="Optimizer of the network."
     )
@@ -390,12 +395,13 @@ class Model(Settings):
     @property
     def layers(self) -> tuple[int, ...]:
         """Sizes of the hidden layers; empty for kinds without hidden layers."""
-        return self.hidden if self.kind in {"dnn", "deepfm"} else ()
+        return self.hidden if NETWORKS[self.kind].has_hidden else ()
 
     @pydantic.model_validator(mode="after")
     def _dense_optimizer(self) -> Model:
-        if self.optimizer.kind not in {"sgd", "adagrad", "adam"}:
-            raise ValueError(f"the dense network learns with sgd, adagrad or adam, not {self.optimizer.kind}")
+        if self.optimizer.kind not in DENSE_OPTIMIZERS:
+            *most, last = DENSE_OPTIMIZERS
+            raise ValueError(f"the dense network learns with {', '.join(most)} or {last}, not {self.optimizer.kind}")
         return self
 
 
@@ -447,10 +453,10 @@ class Train(Settings):
 
     @pydantic.model_validator(mode="after")
     def _few_blocks(self) -> Train:
-        if (least := -(-self.minibatch_examples // MOST_BLOCKS)) > self.block_examples:
+        if (least := -(-self.minibatch_examples // MAX_BLOCKS)) > self.block_examples:
             raise ValueError(
                 f"a step of {self.minibatch_examples} examples in blocks of {self.block_examples} has more than "
-                f"{MOST_BLOCKS} of them, whose sums could overflow: set train.block_examples to at least {least}"
+                f"{MAX_BLOCKS} of them, whose sums could overflow: set train.block_examples to at least {least}"
             )
         return self
 
@@ -547,12 +553,8 @@ class Job(Settings):
         for slot in self.slots:
             if slot.kind != "dense" and slot.table not in self.tables:
                 raise ValueError(f"slot {slot.name!r} is in table {slot.table!r}; {nearest(slot.table, self.tables)}")
-        if self.model.kind == "lr" and any(table.dimension != 1 for table in self.tables.values()):
-            raise ValueError("lr has one weight a key: set dimension = 1 in every table")
-        if self.model.kind in {"fm", "deepfm"} and len({table.dimension for table in self.tables.values()}) > 1:
-            raise ValueError(f"{self.model.kind} multiplies slots with each other: give all tables one dimension")
-        if self.model.kind in {"fm", "deepfm"} and any(table.dimension < 2 for table in self.tables.values()):
-            raise ValueError(f"{self.model.kind} has a linear weight and factors: dimension must be at least 2")
+        if problem := wrong_dimensions(self.model.kind, [table.dimension for table in self.tables.values()]):
+            raise ValueError(problem)
         if self.merges_batches and self.train.batch_examples is None:
             raise ValueError(
                 f"train.sync_every is {self.train.sync_every}: nodes then merge at every batch end too, so the size of "

@@ -26,7 +26,6 @@ from daskps.data.order import Steps
 from daskps.device.device import devices
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, ConfigError, CorruptionError, SnapshotError, StoreError
-from daskps.nn import engine
 from daskps.nn.group_metrics import GroupMetrics, GroupValues
 from daskps.nn.metrics import Metrics
 from daskps.predict import Predictor, countable
@@ -237,7 +236,7 @@ class Model:
         features = build.features(job)
         specs = table_specs(job, features)
         fillers = [row_filler(job, spec, self._device) for spec in specs]
-        network = build_network(job, specs, features, engine.cpu(self._pool))
+        network = build_network(job, specs, features, self._device)
         network.load(_dense(self.directory.load(snapshot)))
         model = self.directory.state().model
         with ExitStack() as stack:

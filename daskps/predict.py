@@ -11,7 +11,7 @@ from typing import Any
 from daskps.device.device import Device, Workspace
 from daskps.hbm.dedup import find_working_set
 from daskps.hbm.table import HbmTable, TableSpec
-from daskps.nn.network import Network
+from daskps.nn.dense_model import DenseModel
 from daskps.types import Batch, Floats, WorkingSet
 
 Lookup = Callable[[int, WorkingSet], Floats]  # (number of the table, working set) -> rows of its distinct keys
@@ -33,7 +33,7 @@ def countable(batch: Batch, logits: Floats, first: int = 0) -> tuple[Floats, Flo
 class Predictor:
     """Forward pass of one model on one device."""
 
-    def __init__(self, device: Device, specs: Sequence[TableSpec], network: Network, lookup: Lookup) -> None:
+    def __init__(self, device: Device, specs: Sequence[TableSpec], network: DenseModel, lookup: Lookup) -> None:
         self._device, self._specs, self._network, self._lookup = device, specs, network, lookup
         self._scratch = Workspace(device)
 

@@ -27,7 +27,7 @@ from distributed import Client, get_worker
 
 from daskps import build
 from daskps.budget import largest_cache
-from daskps.build import build_network, dense_optimizer, row_filler, table_specs
+from daskps.build import build_network, row_filler, table_specs
 from daskps.config import Job
 from daskps.data.order import Steps
 from daskps.device.device import CpuDevice, Workspace
@@ -39,9 +39,8 @@ from daskps.hbm.dedup import find_working_set
 from daskps.hbm.gradient import Status, apply_sums
 from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.cache import NONE, Cache
-from daskps.nn import engine
+from daskps.nn.dense_model import EXAMPLE_ONE
 from daskps.nn.metrics import Metrics
-from daskps.nn.network import EXAMPLE_ONE
 from daskps.node.begin import placement_of
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import Batch, Floats, Int32s, Keys, WorkingSet
@@ -152,8 +151,8 @@ class Worker:
         self.device = CpuDevice(0, self.pool)
         features = build.features(job)
         self.specs = table_specs(job, features)
-        self.network = build_network(job, self.specs, features, engine.cpu(self.pool))
-        self.optimizer, self.metrics = dense_optimizer(job.model.optimizer), Metrics()
+        self.network = build_network(job, self.specs, features, self.device)
+        self.metrics = Metrics()
         self.reader = build.open_training(job, self.pool, rank, nodes)
         self.steps = Steps(job.train.minibatch_examples, nodes, rank, 1, job.train.block_examples)
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
@@ -230,12 +229,13 @@ class Worker:
             first_block=first // self.steps.block_examples,
             gradients=pooled,
         )
+        result.check()
         self.metrics.update(batch.labels, result.logits, batch.example_weights)
         sums = [table.sum(part, [slope]) for table, part, slope in zip(tables, parts, result.gradients, strict=True)]
         for table, part, slope in zip(tables, parts, result.gradients, strict=True):
             table.check(part, [slope])
         self._push(session, step, ready, numbers, sums, result.sums)
-        self.network.apply(self._loop.run(sum_dense(session, step, 0, result.sums)), self.optimizer)
+        self.network.apply(self._loop.run(sum_dense(session, step, 0, result.sums)))
 
     def _pull(self, session: Session, step: int, ready: Ready) -> tuple[list[HbmTable], list[list[Int32s]]]:
         groups = [[one.group(owner) for owner in range(self.nodes)] for one in ready.owners]

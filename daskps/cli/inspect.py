@@ -14,6 +14,7 @@ from daskps.budget import Term, terms_text
 from daskps.cli.command import command, facts, model_argument, snapshot_option, table
 from daskps.errors import CorruptionError, DataError
 from daskps.model import Model, open_model
+from daskps.nn.architecture import network_title
 from daskps.node.memory import projected_terms
 from daskps.reports import from_record
 from daskps.storage.record import read_record
@@ -124,9 +125,7 @@ def as_text(value: dict[str, Any]) -> str:
     shown = ", ".join(
         f"{name.replace('_', ' ')} {metrics[name]:.4f}" for name in ("auc", "log_loss") if name in metrics
     )
-    network = settings["model"]["kind"]
-    if network in {"dnn", "deepfm"}:
-        network += " " + "-".join(map(str, settings["model"]["hidden"]))
+    network = network_title(settings["model"], "-")
     top = facts(
         [
             ("model", f"{value['name']} in {value['model']}"),

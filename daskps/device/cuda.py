@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from daskps.device.device import Array, Device
 from daskps.device.native import Argument, Signature, signatures
 from daskps.errors import ArgumentError, BackendError
 
+T = TypeVar("T")
 THREADS = 256  # threads per block, as in the launch bounds of KERNEL (kernels/dialect.cuh)
 LANES = 8  # threads per tile, as in kernels/dialect.cuh
 PEER_ACCESS_ALREADY_ENABLED = 704  # a cudaError_t for which CuPy has no name
@@ -98,6 +99,7 @@ class CudaDevice:
     """One GPU. Launches and copies go to its current CUDA stream."""
 
     kind = "cuda"
+    immediate = False
 
     def __init__(self, index: int) -> None:
         import cupy
@@ -149,6 +151,15 @@ class CudaDevice:
             blocks = -(-items * (LANES if tiles else 1) // THREADS)
             with self._device:
                 function((min(blocks, self._most_blocks),), (THREADS,), converted)
+
+    def launch_inline(self, kernel: str, items: int, **values: Any) -> None:
+        self.launch(kernel, items, **values)
+
+    def bind(self, kernel: str, items: int, **values: Any) -> Callable[[], None]:
+        return functools.partial(self.launch, kernel, items, **values)
+
+    def run_shares(self, call: Callable[[int, int], T]) -> list[T]:
+        return [call(0, 1)]
 
     def _convert(self, kernel: str, argument: Argument, value: Any) -> Any:
         if not argument.pointer:

@@ -40,7 +40,7 @@ def unique(device: Device, *, keys: Array, workspace: Workspace | None = None) -
 
 
 def _unique_cpu(device: CpuDevice, keys: Array, scratch: Workspace) -> Unique:
-    n, shares = len(keys), device.shares(len(keys))
+    n, shares = len(keys), device.share_count(len(keys))
     bits = min(max((n // PART_KEYS).bit_length(), 0), MOST_PARTS_BITS)
     parts = 1 << bits
     places = scratch.take("places", (shares, parts), np.int32)
@@ -128,7 +128,7 @@ def partition(device: Device, *, keys: Array, parts: int, salt: int = OWNER_SALT
         with device.active():
             starts[1:] = np.cumsum(device.to_host(device.xp.bincount(part, minlength=parts)))
             return Partition(device.xp.argsort(part, kind="stable").astype(np.int32), starts)
-    counts = np.zeros((device.shares(n), parts), np.int32)
+    counts = np.zeros((device.share_count(n), parts), np.int32)
     values = {"keys": keys, "n": n, "parts": parts, "salt": salt, "modulo": modulo}
     device.launch("partition_count", n, **values, counts=counts)
     starts[1:] = np.cumsum(counts.sum(axis=0))

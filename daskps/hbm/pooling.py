@@ -158,7 +158,7 @@ def _group_cpu(
     scaled: bool,
     scratch: Workspace,
 ) -> Groups:
-    n, shares = len(row_of), device.shares(len(row_of))
+    n, shares = len(row_of), device.share_count(len(row_of))
     shift = PART_SHIFT
     while (row_count >> shift) >= MOST_PARTS:
         shift += 1

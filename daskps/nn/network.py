@@ -1,13 +1,7 @@
-"""The dense network of a model: forward pass, log loss and backward pass of a step, optimizer step, and state.
+"""The built-in dense networks: forward pass, log loss and backward pass of a step, optimizer step, and state.
 
-In: pooled slots of each table and dense features, of all examples of a step or of the part that one node or device has.
-Out: logits; gradients of the pooled slots, as sums that are not divided by the weight; and the part's sums of the
-parameters' gradients, of the loss and of the weight, in 64-bit fixed point. `merge` adds the sums of all parts, then
-`apply` updates the parameters. Example weights are relative to the largest weight of their step (`weight_scale`), so
-they may be in any unit.
-
-A part must begin at a multiple of `block_examples` in its step. Then all results are bit-identical for any number of
-threads, devices and nodes.
+`DenseNetwork` implements `DenseModel` (dense_model.py) for every kind of KINDS (architecture.py). A step goes through
+its examples in blocks; each thread takes the next block, and adds the gradients to its own fixed-point sums.
 """
 
 from __future__ import annotations
@@ -17,74 +11,91 @@ import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from daskps.errors import ArgumentError, ConfigError, NonFiniteError
-from daskps.nn.architecture import (
-    MAX_BLOCKS,
-    MAX_STEP_EXAMPLES,
-    Architecture,
-    Block,
-    Inputs,
-    Kind,
-    Parameter,
-    array_shapes,
-)
-from daskps.nn.engine import ArrayBackend, hold_to_one_thread
-from daskps.nn.optimizer import EXAMPLE_ONE, DenseOptimizer, update
-from daskps.types import Floats, Keys
-
-
-def _mix64(x: Keys) -> Keys:
-    """Mix the bits of each value, exactly as mix64 in kernels/dialect.cuh does."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+from daskps.device.device import Device
+from daskps.device.native import mix64, mix_keys
+from daskps.errors import ArgumentError, ConfigError
+from daskps.nn.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES, Architecture
+from daskps.nn.blas import hold_to_one_thread
+from daskps.nn.dense_model import StepResult
+from daskps.nn.layers import BlockContext, Inputs
+from daskps.nn.optimizer import DenseOptimizer, update
+from daskps.types import Floats
 
 
 def uniform(seed: int, name: str, count: int) -> Floats:
     """Return `count` pseudo-random values in [-1, 1), multiples of 2^-23; a function of the seed and the name."""
-    stream = _mix64(np.array([seed % 2**64], np.uint64)) ^ np.uint64(zlib.crc32(name.encode()))
+    stream = mix64(seed) ^ zlib.crc32(name.encode())
     counter = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits = _mix64(counter + _mix64(stream)) >> np.uint64(40)
+    bits = mix_keys(counter + np.uint64(mix64(stream))) >> np.uint64(40)
     return bits.astype(np.float32) * np.float32(2**-23) - np.float32(1)
-
-
-def _limit(parameter: Parameter) -> float:
-    """Return b, where initial values are uniform in [-b, b): He if a ReLU follows, Glorot for the output, else 0."""
-    if parameter.name.startswith("hidden") and parameter.name.endswith("weight"):
-        return math.sqrt(6 / parameter.shape[0])
-    if parameter.name == "output.weight":
-        return math.sqrt(6 / (parameter.shape[0] + 1))
-    return 0.0  # biases, and the linear weights of dense features in lr, fm and deepfm: rows of lr begin at 0, too
 
 
 def initial_parameters(architecture: Architecture, seed: int) -> Floats:
     """Return the initial values (P,) of all parameters; biases are 0."""
     flat = np.zeros(architecture.size, np.float32)
     for parameter in architecture.parameters:
-        limit = _limit(parameter)
-        if limit:
-            flat[parameter.place] = uniform(seed, parameter.name, parameter.size) * np.float32(limit)
+        if parameter.limit:
+            flat[parameter.place] = uniform(seed, parameter.name, parameter.size) * np.float32(parameter.limit)
     return flat
 
 
-def workspace_bytes(architecture: Architecture) -> int:
-    """Return the bytes of one `Workspace`, for budgets."""
-    floats = sum(math.prod(shape) for shape in array_shapes(architecture).values())
-    return 4 * floats + 4 * architecture.decayed + 8 * architecture.size
+class Block:
+    """The forward and backward pass of blocks of `rows` examples: bias and layers.
+
+    Order of calls: `forward`, then a loss that writes `slope`, then `backward_parameters`, then `backward_pooled`.
+    The gradients of the pooled slots come last, so they may be written into the memory of the pooled slots.
+    """
+
+    def __init__(self, architecture: Architecture, context: BlockContext) -> None:
+        self.rows, self.slope = context.rows, context.slope
+        self._bias = context.parameters["bias"]
+        self._layers = [layer.bind(context) for layer in architecture.layers]
+        self._add_slope = context.device.bind(
+            "add_total", self.rows, gradients=self.slope, n=self.rows, sums=context.sums["bias"], flag=context.flag
+        )
+        # Layers through which gradients reach the pooled slots. Each but the last writes to an array of its own,
+        # because the layers after it still need the pooled slots.
+        used = [bound for bound, layer in zip(self._layers, architecture.layers, strict=True) if layer.uses_pooled]
+        tables = range(len(architecture.tables))
+        between = [[context.arrays[f"through{n}.{table}"] for table in tables] for n in range(len(used) - 1)]
+        self._pooled_layers = list(zip(used, [*between, None], strict=True))
+
+    def forward(self, inputs: Inputs, logits: Any) -> None:
+        """Write the logits (n,)."""
+        logits[...] = self._bias
+        for layer in self._layers:
+            layer.forward(inputs, logits)
+
+    def backward_parameters(self, inputs: Inputs) -> None:
+        """Write the gradient of each weight, computed from `slope`, and add the gradient of each bias to its sum."""
+        self._add_slope()
+        for layer in self._layers:
+            layer.backward_parameters(inputs)
+
+    def backward_pooled(self, inputs: Inputs, gradients: Sequence[Any]) -> None:
+        """Write the gradient (n, S * D) of each table's pooled slots.
+
+        `gradients` may be the memory of the pooled slots themselves.
+        """
+        for table, pooled in enumerate(inputs.pooled):
+            before = None
+            for layer, through in self._pooled_layers:
+                out = gradients[table] if through is None else through[table]
+                layer.backward_pooled(table, pooled, before, out)
+                before = out
 
 
-class Workspace:
+class ThreadWorkspace:
     """The arrays, gradient sums and error flags that one thread uses for its blocks."""
 
-    def __init__(self, architecture: Architecture, engine: ArrayBackend, parameters: Mapping[str, Any]) -> None:
-        xp, size = engine.xp, architecture.size
-        self._shape, self._engine, self._parameters = architecture, engine, parameters
-        self._arrays = {name: xp.empty(shape, xp.float32) for name, shape in array_shapes(architecture).items()}
+    def __init__(self, architecture: Architecture, device: Device, parameters: Mapping[str, Any]) -> None:
+        xp, size = device.xp, architecture.size
+        self._architecture, self._device, self._parameters = architecture, device, parameters
+        self._arrays = {name: xp.empty(shape, xp.float32) for name, shape in architecture.array_shapes().items()}
         # Gradients of weights are matrix products of one block, added by `_add`; kernels add those of biases directly.
         weights = architecture.decayed
         flat = xp.zeros(weights, xp.float32)
@@ -92,15 +103,22 @@ class Workspace:
         self.sums = xp.zeros(size, xp.int64)  # gradients of all parameters, of all blocks since `begin`
         self.flags = xp.zeros(2, xp.int32)  # 1 if a value could not be added: [0] a gradient, [1] a loss or a weight
         self.loss_flag = self.flags[1:]
-        self._add = engine.bind(
+        self._add = device.bind(
             "add_fixed", weights, gradients=flat, n=weights, sums=self.sums[:weights], flag=self.flags[:1]
         )
         self._full = self._cut(architecture.block_examples)
         self._rest = self._full  # the most recent block of another size: the last block of a step
 
+    @staticmethod
+    def size_bytes(architecture: Architecture) -> int:
+        """Return the bytes of one workspace, for budgets."""
+        floats = sum(math.prod(shape) for shape in architecture.array_shapes().values())
+        return 4 * floats + 4 * architecture.decayed + 8 * architecture.size
+
     def begin(self) -> None:
-        """Set the sums to 0 for a new step. Flags are not reset: a workspace with a flag set is not used again."""
+        """Set sums and flags to 0 for a new step."""
         self.sums.fill(0)
+        self.flags.fill(0)
 
     def block(self, rows: int) -> Block:
         """Return a block of `rows` examples that uses this workspace's arrays."""
@@ -114,20 +132,30 @@ class Workspace:
         """Add the parameters' gradients to the sums, then write the gradients of the pooled slots.
 
         Returns False and leaves `gradients` unchanged if a flag is set: the caller looks for the cause in the inputs,
-        and `gradients` may be their memory. Asynchronous engines (GPU) are not checked here, because reading a flag
+        and `gradients` may be their memory. Asynchronous devices (GPU) are not checked here, because reading a flag
         would wait for the device.
         """
         block.backward_parameters(inputs)
         self._add()
-        if self._engine.immediate and (self.flags[0] or self.flags[1]):
+        if self._device.immediate and (self.flags[0] or self.flags[1]):
             return False
         block.backward_pooled(inputs, gradients)
         return True
 
     def _cut(self, rows: int) -> Block:
         arrays = {name: array[:rows] for name, array in self._arrays.items()}
-        sums = self._shape.named(self.sums)
-        return Block(self._shape, self._engine, self._parameters, self.gradients, sums, self.flags[:1], arrays, rows)
+        context = BlockContext(
+            device=self._device,
+            inputs=self._architecture.inputs,
+            rows=rows,
+            parameters=self._parameters,
+            gradients=self.gradients,
+            sums=self._architecture.named(self.sums),
+            flag=self.flags[:1],
+            arrays=arrays,
+            slope=arrays["slope"],
+        )
+        return Block(self._architecture, context)
 
 
 GRADIENT_LIMIT = 2**15  # bound of one parameter's gradient, summed over one block (kernels/dense.cuh)
@@ -224,50 +252,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The results of one part of a step; arrays are on the engine's device."""
-
-    logits: Any  # (n,) float32
-    probabilities: Any  # (n,) float32
-    gradients: Sequence[Any]  # (n, S * D) float32 per table: gradient by pooled slots of the weighted loss, a sum
-    sums: Any  # (P + 2,) int64, of the part: gradient of each parameter, then the loss, then the weight
-
-
-def merge(parts: Sequence[Any]) -> Any:
-    """Return the sums of a step, given the sums of its parts; the order of the parts does not change the bits."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
-def step_loss(sums: Any) -> float:
-    """Return the weighted loss of a step, summed over its examples, with weights divided by the step's scale."""
-    return int(sums[-2]) / EXAMPLE_ONE
-
-
-def step_weight(sums: Any) -> float:
-    """Return the total weight of a step, divided by its scale. Sums over examples divided by it are means."""
-    return int(sums[-1]) / EXAMPLE_ONE
-
-
-def weight_scale(largest: float) -> float:
-    """Return the scale of a step: the smallest power of two that is at least its largest weight, or 1 if that is 0.
-
-    Weights divided by it are at most 1, so sums have the same precision for any unit of the weights. The scale cancels
-    out when sums are divided by the step's weight.
-    """
-    mantissa, exponent = math.frexp(largest)
-    return math.ldexp(1.0, exponent - (mantissa == 0.5)) if largest > 0 else 1.0
-
-
-def _on_device(method: Callable[Concatenate[Network, P], T]) -> Callable[Concatenate[Network, P], T]:
-    """Decorate a method of Network so that it runs with the network's device as the current device."""
+def _on_device(method: Callable[Concatenate[DenseNetwork, P], T]) -> Callable[Concatenate[DenseNetwork, P], T]:
+    """Decorate a method of DenseNetwork so that it runs with the network's device as the current device."""
 
     @functools.wraps(method)
-    def run(network: Network, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with network.engine.active():
+    def run(network: DenseNetwork, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with network.device.active():
             return method(network, *args, **kwargs)
 
     return run
@@ -279,19 +269,20 @@ def _renamed(name: str) -> str:
     return {"first_moment": "momentum", "second_moment": "variance"}.get(state, state) + slash + parameter
 
 
-class Network:
-    """One replica: parameters and optimizer state. Several threads may call `step` and `predict` at the same time."""
+class DenseNetwork:
+    """A built-in network (`DenseModel`): parameters, optimizer, step count."""
 
-    def __init__(self, architecture: Architecture, engine: ArrayBackend, flat: Any) -> None:
+    def __init__(self, architecture: Architecture, device: Device, flat: Any, optimizer: DenseOptimizer) -> None:
         hold_to_one_thread()
         self.architecture = architecture
-        self.engine = engine
-        with engine.active():
-            self.flat = engine.xp.asarray(flat)  # (P,) float32
+        self.device = device
+        self.optimizer = optimizer
+        with device.active():
+            self.flat = device.xp.asarray(flat)  # (P,) float32
         self.parameters = architecture.named(self.flat)
-        self.state: dict[str, Any] = {}  # the optimizer's arrays, (P,) each
-        self.steps = 0  # optimizer steps so far
-        self._spaces: deque[Workspace] = deque()  # free workspaces
+        self.state: dict[str, Any] = {}  # the optimizer's arrays, (P,) each; empty before the first step
+        self.steps = 0
+        self._spaces: deque[ThreadWorkspace] = deque()  # free workspaces
 
     @_on_device
     def step(
@@ -305,27 +296,21 @@ class Network:
         first_block: int = 0,
         gradients: Sequence[Any] | None = None,
     ) -> StepResult:
-        """Compute predictions and gradients of the examples of one part of a step. Parameters do not change.
-
-        `scale` is `weight_scale` of the largest weight of the whole step; all sums and gradients use weights divided by
-        it. `first_block` is the number of blocks of the step before this part. If `gradients` is given, the gradients
-        of the pooled slots are written there. It may be `pooled` itself, which saves memory and the time to map it.
-        Raises NonFiniteError, with the cause, if a loss or a gradient is not finite or too large.
-        """
+        """Compute predictions and gradients of the examples of one part of a step (`DenseModel.step`)."""
         n = len(labels)
         self._check(n, pooled, dense, labels, example_weights, first_block)
-        xp, size = self.engine.xp, self.architecture.size
+        xp, size = self.device.xp, self.architecture.size
         gradients = [xp.empty_like(array) for array in pooled] if gradients is None else gradients
         logits, probabilities = xp.empty(n, xp.float32), xp.empty(n, xp.float32)
         losses, weights = xp.empty(n, xp.int64), xp.empty(n, xp.int64)
-        stopped: list[tuple[Workspace, slice]] = []  # blocks that failed before their inputs were overwritten
+        stopped: list[tuple[ThreadWorkspace, slice]] = []  # blocks that failed before their inputs were overwritten
 
-        def block(space: Workspace, start: int, stop: int) -> bool:
+        def block(space: ThreadWorkspace, start: int, stop: int) -> bool:
             at = slice(start, stop)
             inputs = Inputs([array[at] for array in pooled], None if dense is None else dense[at])
             rows = space.block(stop - start)
             rows.forward(inputs, logits[at])
-            self.engine.launch(
+            self.device.launch_inline(
                 "log_loss",
                 rows.rows,
                 logits=logits[at],
@@ -345,41 +330,62 @@ class Network:
             return False
 
         spaces = self._run(n, block)
-        failed = next((space for space in spaces if bool(space.flags.any())), None)
-        if failed is not None:
-            host = self.engine.to_host
-            # An asynchronous engine (GPU) has written gradients over the inputs before a flag is read.
-            shared = any(xp.may_share_memory(own, other) for own, other in zip(gradients, pooled, strict=True))
-            intact = bool(stopped) or not shared
-            failed, at = min(stopped, key=lambda pair: pair[1].start) if stopped else (failed, slice(0, n))
-            message = explain(
-                self.architecture,
-                {name: host(array) for name, array in self.parameters.items()},
-                gradients=None if failed.loss_flag[0] else {k: host(v) for k, v in failed.gradients.items()},
-                pooled=[host(array[at]) for array in pooled] if intact else None,
-                dense=None if dense is None else host(dense[at]),
-                labels=host(labels[at]),
-                example_weights=None if example_weights is None else host(example_weights[at]),
-                scale=scale,
-                first=first_block * self.architecture.block_examples + at.start,
-            )
-            raise NonFiniteError(message)
-        sums = xp.zeros(size + 2, xp.int64)
+        sums, status = xp.zeros(size + 2, xp.int64), xp.zeros(2, xp.int32)
         for space in spaces:
             sums[:size] += space.sums
-        self._spaces.extend(spaces)  # from here on, another thread may use them
+            status |= space.flags
         sums[size] = losses.sum()
         sums[size + 1] = weights.sum()
-        return StepResult(logits, probabilities, gradients, sums)
+
+        def cause() -> str:
+            return self._explain(stopped, spaces, pooled, gradients, dense, labels, example_weights, scale, first_block)
+
+        if not stopped:  # `cause` needs the workspaces of a step that has stopped
+            self._spaces.extend(spaces)  # from here on, another thread may use them
+        return StepResult(self.device, logits, probabilities, gradients, sums, status, cause)
+
+    @_on_device
+    def _explain(
+        self,
+        stopped: list[tuple[ThreadWorkspace, slice]],
+        spaces: Sequence[ThreadWorkspace],
+        pooled: Sequence[Any],
+        gradients: Sequence[Any],
+        dense: Any,
+        labels: Any,
+        example_weights: Any,
+        scale: float,
+        first_block: int,
+    ) -> str:
+        """Return an error message for a step whose status is set."""
+        host, xp = self.device.to_host, self.device.xp
+        # An asynchronous device (GPU) has written gradients over the inputs before a flag is read.
+        shared = any(xp.may_share_memory(own, other) for own, other in zip(gradients, pooled, strict=True))
+        intact = bool(stopped) or not shared
+        if stopped:
+            failed, at = min(stopped, key=lambda pair: pair[1].start)
+        else:
+            failed, at = next(space for space in spaces if bool(space.flags.any())), slice(0, len(labels))
+        return explain(
+            self.architecture,
+            {name: host(array) for name, array in self.parameters.items()},
+            gradients=None if failed.loss_flag[0] else {k: host(v) for k, v in failed.gradients.items()},
+            pooled=[host(array[at]) for array in pooled] if intact else None,
+            dense=None if dense is None else host(dense[at]),
+            labels=host(labels[at]),
+            example_weights=None if example_weights is None else host(example_weights[at]),
+            scale=scale,
+            first=first_block * self.architecture.block_examples + at.start,
+        )
 
     @_on_device
     def predict(self, *, pooled: Sequence[Any], dense: Any = None) -> Any:
         """Return the logits (n,). Blocks are the same as in `step`, so the bits are, too."""
         n = len(pooled[0] if pooled else dense)
         self._check(n, pooled, dense, None, None, 0)
-        logits = self.engine.xp.empty(n, self.engine.xp.float32)
+        logits = self.device.xp.empty(n, self.device.xp.float32)
 
-        def block(space: Workspace, start: int, stop: int) -> bool:
+        def block(space: ThreadWorkspace, start: int, stop: int) -> bool:
             at = slice(start, stop)
             inputs = Inputs([array[at] for array in pooled], None if dense is None else dense[at])
             space.block(stop - start).forward(inputs, logits[at])
@@ -391,29 +397,24 @@ class Network:
     @_on_device
     def probabilities(self, logits: Any) -> Any:
         """Return the sigmoid of logits (n,), bit-identical to the probabilities of `step`."""
-        out = self.engine.xp.empty_like(logits)
-        self.engine.launch("sigmoid_of", len(logits), logits=logits, n=len(logits), probabilities=out)
+        out = self.device.xp.empty_like(logits)
+        self.device.launch_inline("sigmoid_of", len(logits), logits=logits, n=len(logits), probabilities=out)
         return out
 
     @_on_device
-    def apply(self, sums: Any, optimizer: DenseOptimizer) -> None:
+    def apply(self, sums: Any) -> None:
         """Do one optimizer step with the merged sums of a whole step. If the step's weight is 0, nothing changes."""
         if len(sums) != self.architecture.size + 2:
             raise ArgumentError(f"sums of length {self.architecture.size + 2} are wanted, got {len(sums)}")
         if not self.state and not self.steps:
-            self.state = optimizer.initial_state(self.engine, self.architecture.size)
-        if tuple(self.state) != optimizer.state_names:
-            raise ConfigError(
-                f"the network's optimizer state is {list(self.state)}, but {optimizer.kind} keeps "
-                f"{list(optimizer.state_names)}: go on with the optimizer that trained it, or call reset_optimizer()"
-            )
+            self.state = self.optimizer.initial_state(self.device, self.architecture.size)
         weight_sum = int(sums[-1])
         if weight_sum == 0:
             return
         self.steps += 1
         update(
-            optimizer,
-            self.engine,
+            self.optimizer,
+            self.device,
             sums=sums[:-2],
             weight_sum=weight_sum,
             decayed=self.architecture.decayed,
@@ -422,15 +423,11 @@ class Network:
             state=self.state,
         )
 
-    def reset_optimizer(self) -> None:
-        """Delete the optimizer's state. The next `apply` starts from the initial state, with any optimizer."""
-        self.state, self.steps = {}, 0
-
     def export(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return parameters, optimizer state and step count as NumPy arrays by name, for a snapshot or .npz file."""
         arrays = {"steps": np.array(self.steps, np.int64)}
         for prefix, flat in [("", self.flat), *((f"{name}/", array) for name, array in self.state.items())]:
-            host = self.engine.to_host(flat)
+            host = self.device.to_host(flat)
             for p in self.architecture.parameters:
                 arrays[prefix + p.name] = host[p.place].reshape(p.shape).copy()
         return arrays
@@ -439,10 +436,10 @@ class Network:
     def load(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Replace parameters, optimizer state and step count by arrays of `export`.
 
-        Raises ConfigError if the names, shapes or types are not those of this network.
+        Raises ConfigError if the names, shapes or types are not those of this network and optimizer.
         """
         arrays = {_renamed(name): array for name, array in arrays.items()}
-        state_names = list(dict.fromkeys(name.split("/")[0] for name in arrays if "/" in name))
+        state_names = tuple(dict.fromkeys(name.split("/")[0] for name in arrays if "/" in name))
         prefixes = ["", *(f"{name}/" for name in state_names)]
         wanted = {f"{prefix}{p.name}": p.shape for prefix in prefixes for p in self.architecture.parameters}
         wrong = sorted({*wanted, "steps"} ^ set(arrays))
@@ -454,18 +451,24 @@ class Network:
                 f"these arrays are not of a {shape.kind} network with tables {shape.tables}, {shape.dense_features} "
                 f"dense features and hidden layers {shape.hidden}; missing, unknown, of another shape or type: {wrong}"
             )
-        xp = self.engine.xp
+        steps, xp = int(arrays["steps"]), self.device.xp
+        if (state_names or steps) and set(state_names) != set(self.optimizer.state_names):
+            raise ConfigError(
+                f"the network's optimizer state is {list(state_names)}, but {self.optimizer.kind} keeps "
+                f"{list(self.optimizer.state_names)}: go on with the optimizer that trained it"
+            )
         flats = [
             xp.asarray(np.concatenate([arrays[prefix + p.name].ravel() for p in self.architecture.parameters]))
             for prefix in prefixes
         ]
         self.flat[...] = flats[0]
-        self.state = dict(zip(state_names, flats[1:], strict=True))
-        self.steps = int(arrays["steps"])
+        loaded = dict(zip(state_names, flats[1:], strict=True))
+        self.state = {name: loaded[name] for name in self.optimizer.state_names} if loaded else {}
+        self.steps = steps
 
     def pack(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the parameters and the optimizer's arrays as one host array (arrays, P), to compute means of nodes."""
-        host = self.engine.to_host
+        host = self.device.to_host
         return np.stack([host(flat) for flat in (self.flat, *self.state.values())])
 
     @_on_device
@@ -475,7 +478,7 @@ class Network:
         The arrays must come from networks of the same architecture and optimizer.
         """
         for flat, values in zip((self.flat, *self.state.values()), packed, strict=True):
-            flat[...] = self.engine.xp.asarray(values)
+            flat[...] = self.device.xp.asarray(values)
         self.steps = steps
 
     def size_bytes(self, cores: int) -> int:
@@ -483,14 +486,14 @@ class Network:
 
         Counts the parameters, the optimizer's state, copies for a snapshot, sums (40 bytes per parameter), workspaces.
         """
-        return 40 * self.architecture.size + cores * workspace_bytes(self.architecture)
+        return 40 * self.architecture.size + cores * ThreadWorkspace.size_bytes(self.architecture)
 
-    def _run(self, n: int, block: Callable[[Workspace, int, int], bool]) -> list[Workspace]:
+    def _run(self, n: int, block: Callable[[ThreadWorkspace, int, int], bool]) -> list[ThreadWorkspace]:
         """Run `block` over all blocks of n examples, on all cores, and return the workspaces that were used."""
         rows = self.architecture.block_examples
         starts = iter(range(0, n, rows))  # shared: each thread takes the next block, so none waits for a slow one
 
-        def share(index: int, count: int) -> Workspace | None:
+        def share(index: int, count: int) -> ThreadWorkspace | None:
             space = None
             with np.errstate(all="ignore"):  # the flags report such errors, and `explain` names the cause
                 for start in starts:
@@ -499,14 +502,14 @@ class Network:
                         break
             return space
 
-        return [space for space in self.engine.shares(share) if space is not None]
+        return [space for space in self.device.run_shares(share) if space is not None]
 
-    def _workspace(self) -> Workspace:
+    def _workspace(self) -> ThreadWorkspace:
         """Return a free workspace, or a new one, with all sums at 0."""
         try:
             space = self._spaces.pop()
         except IndexError:
-            space = Workspace(self.architecture, self.engine, self.parameters)
+            space = ThreadWorkspace(self.architecture, self.device, self.parameters)
         space.begin()
         return space
 
@@ -520,7 +523,7 @@ class Network:
             got = "none" if dense is None else dense.shape[-1]
             raise ArgumentError(f"the network has {shape.dense_features} dense features, got {got}")
         named: list[tuple[str, Any, tuple[int, ...]]]
-        named = [(f"pooled[{i}]", array, (n, shape.widths[i])) for i, array in enumerate(pooled)]
+        named = [(f"pooled[{i}]", array, (n, shape.inputs.widths[i])) for i, array in enumerate(pooled)]
         named += [("dense", dense, (n, shape.dense_features)), ("labels", labels, (n,))]
         for name, array, wanted in [*named, ("example_weights", example_weights, (n,))]:
             if array is None:
@@ -541,18 +544,19 @@ class Network:
 
 
 def build(
-    kind: Kind,
+    kind: str,
     *,
     tables: Sequence[tuple[int, int]],
     dense_features: int = 0,
     hidden: Sequence[int] = (),
     seed: int = 0,
-    engine: ArrayBackend,
+    device: Device,
+    optimizer: DenseOptimizer | None = None,
     block_examples: int = 256,
     slot_names: Sequence[tuple[str, ...]] = (),
-) -> Network:
+) -> DenseNetwork:
     """Return a new network. `tables` has (slots, dimension) of each table; `seed` determines the initial parameters."""
     architecture = Architecture(
         kind, tuple(tables), dense_features, tuple(hidden), block_examples, tuple(map(tuple, slot_names))
     )
-    return Network(architecture, engine, initial_parameters(architecture, seed))
+    return DenseNetwork(architecture, device, initial_parameters(architecture, seed), optimizer or DenseOptimizer())

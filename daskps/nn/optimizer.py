@@ -10,26 +10,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from daskps.device.device import Device
 from daskps.errors import ConfigError
-from daskps.nn.engine import ArrayBackend
+from daskps.nn.dense_model import EXAMPLE_ONE, GRADIENT_ONE
 
-# The same values are in kernels/dense.cuh and kernels/dense.cu.
-GRADIENT_ONE = 1 << 36  # fixed point: the integer that stands for 1.0 in sums of gradients
-EXAMPLE_ONE = 1 << 30  # fixed point: the integer that stands for 1.0 in sums of losses and of weights
-CHUNK = 1024  # parameters per partial sum of squares
+CHUNK = 1024  # parameters per partial sum of squares, as in kernels/dense.cu
 SPREAD_FROM = 1 << 18  # parameters; with fewer, one thread is done before other threads wake up (60 us)
 
-# Names of the state arrays of each kind.
-_STATE = {"sgd": (), "adagrad": ("accumulator",), "adam": ("momentum", "variance")}
+DenseOptimizerKind: TypeAlias = Literal["sgd", "adagrad", "adam"]
+# The state arrays of each kind, named as in rows; kernel ``dense_<kind>`` of kernels/dense.cu takes them.
+DENSE_OPTIMIZERS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("accumulator",),
+    "adam": ("momentum", "variance"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DenseOptimizer:
     """Settings of a dense optimizer. Settings that its kind does not use are ignored."""
 
-    kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    kind: DenseOptimizerKind = "adagrad"
     learning_rate: float = 0.01
     l2: float = 0.0  # gradient of a weight, after clipping, += l2 * weight; not for biases
     clip_norm: float | None = None  # bound of the norm of the mean gradient of all dense parameters, before L2
@@ -39,8 +42,8 @@ class DenseOptimizer:
     beta2: float = 0.999  # Adam
 
     def __post_init__(self) -> None:
-        if self.kind not in _STATE:
-            raise ConfigError(f"no dense optimizer {self.kind!r}; there are {', '.join(_STATE)}")
+        if self.kind not in DENSE_OPTIMIZERS:
+            raise ConfigError(f"no dense optimizer {self.kind!r}; there are {', '.join(DENSE_OPTIMIZERS)}")
         wrong = [
             f"{name}={value}"
             for name, value, fits in (
@@ -65,12 +68,12 @@ class DenseOptimizer:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Return the names of the state arrays of this kind; each array has one value per parameter."""
-        return _STATE[self.kind]
+        return DENSE_OPTIMIZERS[self.kind]
 
-    def initial_state(self, engine: ArrayBackend, size: int) -> dict[str, Any]:
+    def initial_state(self, device: Device, size: int) -> dict[str, Any]:
         """Return the state arrays before the first step."""
         first = self.initial_accumulator if self.kind == "adagrad" else 0.0
-        return {name: engine.xp.full(size, first, dtype=engine.xp.float32) for name in self.state_names}
+        return {name: device.xp.full(size, first, dtype=device.xp.float32) for name in self.state_names}
 
 
 def _power(base: float, exponent: int) -> float:
@@ -84,19 +87,19 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-def _clip(optimizer: DenseOptimizer, engine: ArrayBackend, sums: Any, scale: float) -> float:
+def _clip(optimizer: DenseOptimizer, device: Device, sums: Any, scale: float) -> float:
     """Return the factor of all gradients: 1, or clip_norm / norm if their norm is above clip_norm."""
     if optimizer.clip_norm is None:
         return 1.0
-    squares = engine.xp.empty(-(-len(sums) // CHUNK), engine.xp.float64)
-    engine.launch("dense_squares", len(squares), sums=sums, n=len(sums), scale=scale, squares=squares)
+    squares = device.xp.empty(-(-len(sums) // CHUNK), device.xp.float64)
+    device.launch_inline("dense_squares", len(squares), sums=sums, n=len(sums), scale=scale, squares=squares)
     norm = math.sqrt(math.fsum(squares.tolist()))
     return min(1.0, optimizer.clip_norm / norm) if norm else 1.0
 
 
 def update(
     optimizer: DenseOptimizer,
-    engine: ArrayBackend,
+    device: Device,
     *,
     sums: Any,  # (n,) int64
     weight_sum: int,  # of the whole step, in units of 1 / EXAMPLE_ONE; must be above 0
@@ -108,7 +111,7 @@ def update(
     """Do one optimizer step on flat arrays: change `parameters` and `state` in place."""
     n = len(parameters)
     scale = EXAMPLE_ONE / (weight_sum * GRADIENT_ONE)
-    arguments = {"sums": sums, "n": n, "scale": scale, "clip": _clip(optimizer, engine, sums, scale), **state}
+    arguments = {"sums": sums, "n": n, "scale": scale, "clip": _clip(optimizer, device, sums, scale), **state}
     arguments |= {"l2": optimizer.l2, "decayed": decayed, "parameters": parameters}
     if optimizer.kind == "adam":
         arguments |= {
@@ -124,5 +127,5 @@ def update(
         arguments["learning_rate"] = optimizer.learning_rate
         if optimizer.kind == "adagrad":
             arguments["epsilon"] = optimizer.epsilon
-    launch = engine.spread if n >= SPREAD_FROM else engine.launch
+    launch = device.launch if n >= SPREAD_FROM else device.launch_inline
     launch(f"dense_{optimizer.kind}", n, **arguments)

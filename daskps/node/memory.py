@@ -26,12 +26,11 @@ from daskps.budget import (
 from daskps.build import FILE_BLOCKS_FRACTION, Features, build_network, features, job_schema, table_specs
 from daskps.config import Job
 from daskps.data.order import Steps
-from daskps.device.device import chosen_backend
+from daskps.device.device import CpuDevice, chosen_backend
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError
 from daskps.hbm.table import TableSpec
 from daskps.mem.memps import MemPS
-from daskps.nn import engine
 from daskps.node.batches import NodeBatch, NodeTable
 from daskps.node.dask import MACHINE_BYTES
 from daskps.reports import Forecast, Growth
@@ -460,7 +459,7 @@ def projected_terms(
         on_cpu=chosen_backend(job.cluster.backend) == "cpu",
     )
     with ComputePool(1) as pool:
-        network = build_network(job, specs, known, engine.cpu(pool))
+        network = build_network(job, specs, known, CpuDevice(0, pool))
         size = network.size_bytes(cores or job.cluster.cores or len(os.sched_getaffinity(0)))
     fixed = [*reading.terms(), Term("network", size, "hbm_bytes")]
     room = NodeBudget(job, specs, nodes, fixed)

@@ -18,7 +18,7 @@ import numpy as np
 
 from daskps import build
 from daskps.budget import Term
-from daskps.build import build_network, dense_optimizer, row_filler, table_specs
+from daskps.build import build_network, row_filler, table_specs
 from daskps.config import Job, recorded_job
 from daskps.data.order import Steps
 from daskps.device.device import CpuDevice, Device, Workspace, devices
@@ -27,7 +27,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, CorruptionError, DaskpsError, DataError, StaleError, TrainingError
 from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.memps import MemPS
-from daskps.nn import engine, network
+from daskps.nn.dense_model import DenseModel
 from daskps.nn.metrics import Metrics
 from daskps.node.batches import BatchesInFlight, NodeTable
 from daskps.node.begin import IncarnationStart, changed_settings, check_begun, check_order, order_before, placement_of
@@ -175,7 +175,6 @@ class OpenNode:
         self.trainer = Trainer(
             self.devices,
             self.networks,
-            dense_optimizer(job.model.optimizer),
             self.metrics,
             self.steps,
             self.training.rows,
@@ -236,12 +235,12 @@ class OpenNode:
         new = [{"position": self.snapshot.draft.position, "changed": self._accepted}] if self._accepted else []
         return [*known, *new][-ACCEPTED_KEPT:]
 
-    def _networks(self) -> list[network.Network]:
+    def _networks(self) -> list[DenseModel]:
         """Return one replica of the network per device; CPU stand-ins share one."""
         job = self.job
         if self.devices[0].kind == "cpu":
-            return [build_network(job, self.specs, self.features, engine.cpu(self.pool))] * len(self.devices)
-        return [build_network(job, self.specs, self.features, engine.on(device)) for device in self.devices]
+            return [build_network(job, self.specs, self.features, self.host)] * len(self.devices)
+        return [build_network(job, self.specs, self.features, device) for device in self.devices]
 
     def _take_up(self, directory: ModelDirectory, snapshot: Snapshot) -> None:
         """Load network and metrics from a snapshot; raise ConfigError if its model has other settings."""

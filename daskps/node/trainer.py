@@ -18,8 +18,7 @@ from daskps.data.order import Steps
 from daskps.device.device import Array, Device
 from daskps.errors import NonFiniteError
 from daskps.hbm.table import HbmTable, StepPart
-from daskps.nn.network import Network, merge, step_weight, weight_scale
-from daskps.nn.optimizer import DenseOptimizer
+from daskps.nn.dense_model import DenseModel, merge, step_weight, weight_scale
 from daskps.node.batches import NodeBatch
 from daskps.predict import countable
 from daskps.types import Batch, Floats, Int64s, WorkingSet
@@ -31,7 +30,7 @@ class ReplicaMerger:
     """Merger of replicas for one batch on one node, for `sync_every` above 1."""
 
     def __init__(
-        self, flight: NodeBatch, networks: Sequence[Network], exchange: BatchExchange, sync_every: int
+        self, flight: NodeBatch, networks: Sequence[DenseModel], exchange: BatchExchange, sync_every: int
     ) -> None:
         self._tables = {table.spec.name: table for table in flight.tables}
         self._layouts = {table.spec.name: table.spec.layout for table in flight.tables}
@@ -76,14 +75,13 @@ class Trainer:
     def __init__(
         self,
         devices: list[Device],
-        networks: list[Network],
-        optimizer: DenseOptimizer,
+        networks: list[DenseModel],
         metrics: Any,
         steps: Steps,
         rows: int,
         sync_every: int = 1,
     ) -> None:
-        self.devices, self.networks, self.optimizer, self.metrics = devices, networks, optimizer, metrics
+        self.devices, self.networks, self.metrics = devices, networks, metrics
         self._steps, self._rows, self._sync_every = steps, rows, sync_every
         self._ahead: list[StepPart] = []  # the inputs of the next step, by table
 
@@ -126,6 +124,7 @@ class Trainer:
                 first_block=(before + cuts[m]) // self._steps.block_examples,
                 gradients=pooled,
             )
+            result.check()
             results.append(result)
             self.metrics.update(*countable(batch, device.to_host(result.logits), at.start))
         sums = merge([device.to_host(result.sums) for device, result in zip(self.devices, results, strict=True)])
@@ -136,7 +135,7 @@ class Trainer:
         else:
             sums = self._update_on_all(flight, parts, gradients, sums, step, exchange)
         for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
-            network.apply(device.from_host(sums), self.optimizer)
+            network.apply(device.from_host(sums))
         if apart is not None:
             apart.end_step(step)
 

@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from daskps.nn.architecture import network_title
 from daskps.reports import Thinned
 from daskps.storage.output import whole
 from daskps.types import Stage
@@ -256,9 +257,7 @@ def _header(record: Record) -> str:
     settings = record.settings
     started = datetime.fromtimestamp(record.started, UTC).strftime("%Y-%m-%d %H:%M UTC")
     kind = "finished" if record.ending == "finished" else "other"
-    network = settings["model"]["kind"]
-    if network in {"dnn", "deepfm"}:
-        network += " " + "·".join(map(str, settings["model"]["hidden"]))
+    network = network_title(settings["model"], "·")
     cluster = settings["cluster"]
     nodes = f"{cluster['nodes']} node{'s' if cluster['nodes'] > 1 else ''} with {cluster['devices']} device"
     nodes += "s each" if cluster["devices"] > 1 else ""

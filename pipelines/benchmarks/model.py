@@ -13,9 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.harness import Result, alternate, compare, missing
+from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
-from daskps.nn.engine import cpu
-from daskps.nn.network import Network, build
+from daskps.nn.architecture import KINDS
+from daskps.nn.network import DenseNetwork, build
 from daskps.nn.optimizer import DenseOptimizer
 
 HIDDEN = (128, 64)
@@ -23,14 +24,13 @@ WORKLOADS = [(26, 16, 8192), (50, 8, 8192), (100, 8, 4096)]  # slots, dimension,
 STEPS = 10
 
 
-def _ours(network: Network, pooled: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
-    optimizer = DenseOptimizer("adagrad", learning_rate=0.01)
+def _ours(network: DenseNetwork, pooled: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
     gradients = [np.empty_like(pooled)]
 
     def steps() -> None:
         for _ in range(STEPS):
             result = network.step(pooled=[pooled], labels=labels, gradients=gradients)
-            network.apply(result.sums, optimizer)
+            network.apply(result.sums)
 
     return steps
 
@@ -73,8 +73,9 @@ def run(argv: list[str]) -> list[Result]:
             labels = random.integers(0, 2, examples).astype(np.float32)
             for kind in ["dnn", *arguments.kinds]:
                 shape = (slots, 1 if kind == "lr" else dim)
-                hidden = HIDDEN if kind in ("dnn", "deepfm") else ()
-                network = build(kind, tables=[shape], hidden=hidden, engine=cpu(pool))
+                hidden = HIDDEN if KINDS[kind].has_hidden else ()
+                optimizer = DenseOptimizer("adagrad", learning_rate=0.01)
+                network = build(kind, tables=[shape], hidden=hidden, device=CpuDevice(0, pool), optimizer=optimizer)
                 pooled = random.normal(0, 0.1, (examples, slots * shape[1])).astype(np.float32)
                 contenders = {"ours": _ours(network, pooled, labels)}
                 title = f"{kind} step, {slots} slots, D {shape[1]}, {examples} examples"

@@ -1,7 +1,7 @@
 """The backends that contract tests of devices run on: the CPU, a real GPU, or CuPy's stand-in with interpreted PTX.
 
 The stand-in replaces CuPy for a whole process. So `run_on_ptx` starts another pytest, with DASKPS_TEST_BACKEND=ptxrun,
-for the tests of a file whose names contain "Cuda".
+for the classes of a file whose names contain "Cuda".
 """
 
 import os
@@ -11,24 +11,23 @@ import sys
 import pytest
 
 from daskps.device import cuda
+from tests.processes import ROOT, ptxrun_environment
 
 if os.environ.get("DASKPS_TEST_BACKEND") == "ptxrun":
-    sys.path.insert(0, os.environ["DASKPS_PTXRUN"])
     import fakecudf
 
     fakecudf.install(devices=3, streams="async", seed=1, racecheck=True)
 
 needs_gpu = pytest.mark.skipif(cuda.problem() is not None, reason=f"no GPU: {cuda.problem()}")
-needs_ptxrun = pytest.mark.skipif(
-    "DASKPS_PTXRUN" not in os.environ, reason="DASKPS_PTXRUN does not name ptxrun's folder"
-)
 
 
 def run_on_ptx(file: str) -> None:
     """Run the Cuda tests of `file` in another process, where ptxrun stands in for CuPy, cuDF and the GPU."""
-    environment = {**os.environ, "DASKPS_TEST_BACKEND": "ptxrun"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "Cuda", file]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "DASKPS_TEST_BACKEND" not in os.environ, "the inner run must not start another one"
+    environment = {**ptxrun_environment(), "DASKPS_TEST_BACKEND": "ptxrun"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-k", "Cuda and not interpreted", file]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert " skipped" not in done.stdout

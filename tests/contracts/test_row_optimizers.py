@@ -29,7 +29,8 @@ from daskps.hbm.optimizer import (
     state_initialisers,
 )
 from daskps.types import Floats, RowLayout
-from tests.contracts.backends import needs_gpu, needs_ptxrun, run_on_ptx
+from tests.contracts.backends import needs_gpu, run_on_ptx
+from tests.processes import needs_ptxrun
 
 every_kind = pytest.mark.parametrize("kind", OPTIMIZERS)
 DIM, COUNT = 5, 12

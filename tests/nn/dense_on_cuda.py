@@ -9,8 +9,8 @@ import pytest
 from daskps.device.device import Device, devices
 from daskps.device.pool import ComputePool
 from daskps.errors import NonFiniteError
-from daskps.nn.engine import on
-from daskps.nn.network import build, merge
+from daskps.nn.dense_model import merge
+from daskps.nn.network import build
 from daskps.nn.optimizer import DenseOptimizer
 from tests.nn.dense_reference import SHAPES, examples, make
 
@@ -37,8 +37,10 @@ def compare(count: int) -> None:
 
 
 def _compare(name: str, optimizer: DenseOptimizer, gpus: list[Device], pool: ComputePool) -> None:
-    network = make(name, pool)
-    replicas = [build(name.split(",")[0], engine=on(gpu), block_examples=16, **SHAPES[name]) for gpu in gpus]
+    network = make(name, pool, optimizer=optimizer)
+    replicas = [
+        build(name.split(",")[0], device=gpu, optimizer=optimizer, block_examples=16, **SHAPES[name]) for gpu in gpus
+    ]
     for replica in replicas:
         replica.load(network.export())
     cuts = [0, *(16 * m for m in range(1, len(gpus))), 37]
@@ -56,9 +58,9 @@ def _compare(name: str, optimizer: DenseOptimizer, gpus: list[Device], pool: Com
             parts.append(gpu.to_host(found.sums))
         sums = merge(parts)
         np.testing.assert_allclose(sums, wanted.sums, rtol=1e-4, atol=2**17)
-        network.apply(wanted.sums, optimizer)
+        network.apply(wanted.sums)
         for gpu, replica in zip(gpus, replicas, strict=True):
-            replica.apply(gpu.from_host(sums), optimizer)
+            replica.apply(gpu.from_host(sums))
     exported = [replica.export() for replica in replicas]
     for key, wanted_array in network.export().items():
         np.testing.assert_allclose(exported[0][key], wanted_array, rtol=1e-4, atol=1e-5, err_msg=f"{name} {key}")
@@ -67,14 +69,14 @@ def _compare(name: str, optimizer: DenseOptimizer, gpus: list[Device], pool: Com
 
 
 def _names_the_slot(gpu: Device) -> None:
-    network = build("deepfm", engine=on(gpu), block_examples=16, **SHAPES["deepfm"])
+    network = build("deepfm", device=gpu, block_examples=16, **SHAPES["deepfm"])
     data = examples(network.architecture, 37)
     data.pooled[1][20, 5] = np.nan
     with pytest.raises(NonFiniteError, match="slot 1 of table 1 pools to nan"):
-        network.step(**moved(gpu, data.all))
+        network.step(**moved(gpu, data.all)).check()
     inputs = moved(gpu, data.all)
     with pytest.raises(NonFiniteError, match="perhaps a slot, but gradients were written over"):
-        network.step(**inputs, gradients=inputs["pooled"])
+        network.step(**inputs, gradients=inputs["pooled"]).check()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
 from daskps.nn.architecture import Architecture
-from daskps.nn.engine import cpu
-from daskps.nn.network import Network, build
+from daskps.nn.network import DenseNetwork, build
+from daskps.nn.optimizer import DenseOptimizer
 
 SHAPES = {
     "lr": {"tables": [(3, 1), (2, 1)], "dense_features": 4},
@@ -43,9 +44,22 @@ class Examples:
         return self.part(0, len(self.labels))
 
 
-def make(name: str, pool: ComputePool, seed: int = 3, block_examples: int = 16) -> Network:
+def make(
+    name: str,
+    pool: ComputePool,
+    seed: int = 3,
+    block_examples: int = 16,
+    optimizer: DenseOptimizer | None = None,
+) -> DenseNetwork:
     """The network of SHAPES, with biases and linear weights that are not zero."""
-    network = build(name.split(",")[0], seed=seed, engine=cpu(pool), block_examples=block_examples, **SHAPES[name])
+    network = build(
+        name.split(",")[0],
+        seed=seed,
+        device=CpuDevice(0, pool),
+        optimizer=optimizer,
+        block_examples=block_examples,
+        **SHAPES[name],
+    )
     random = np.random.default_rng(seed)
     network.flat += random.normal(0, 0.1, network.flat.shape).astype(np.float32)
     return network
@@ -58,7 +72,7 @@ def examples(architecture: Architecture, n: int, seed: int = 0, weighted: bool =
         return random.normal(0, 0.5, shape).astype(np.float32)
 
     return Examples(
-        pooled=[normal(n, width) for width in architecture.widths],
+        pooled=[normal(n, width) for width in architecture.inputs.widths],
         dense=normal(n, architecture.dense_features) if architecture.dense_features else None,
         labels=random.integers(0, 2, n).astype(np.float32),
         example_weights=random.uniform(0.5, 3, n).astype(np.float32) if weighted else None,

@@ -6,20 +6,20 @@ Slow, and needs torch: ``pytest -m slow tests/nn/test_against_torch.py``.
 import numpy as np
 import pytest
 
+from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
-from daskps.nn.engine import cpu
-from daskps.nn.network import Network, build, step_loss, step_weight
+from daskps.nn.network import DenseNetwork, build
 from daskps.nn.optimizer import DenseOptimizer
 
 pytestmark = pytest.mark.slow
 STEPS, EXAMPLES = 60, 1000
 
 
-def torch_model(network: Network) -> object:
+def torch_model(network: DenseNetwork) -> object:
     """The same network, with the same weights, as a torch module over the inputs side by side."""
     torch = pytest.importorskip("torch")
     shape, layers = network.architecture, []
-    sizes = [shape.inputs, *shape.hidden, 1]
+    sizes = [shape.inputs.width, *shape.hidden, 1]
     for i in range(len(sizes) - 1):
         layers += [torch.nn.Linear(sizes[i], sizes[i + 1]), torch.nn.ReLU()]
     model = torch.nn.Sequential(*layers[:-1])
@@ -40,9 +40,10 @@ def test_training_follows_torch(kind: str, hidden: tuple[int, ...], pool: Comput
     truth = random.normal(size=24)
     dense = random.normal(size=(STEPS, EXAMPLES, 24)).astype(np.float32)
     labels = (random.random((STEPS, EXAMPLES)) < 1 / (1 + np.exp(-dense @ truth))).astype(np.float32)
-    network = build("dnn" if hidden else "lr", tables=[], dense_features=24, hidden=hidden, seed=1, engine=cpu(pool))
-    model = torch_model(network)
     ours = DenseOptimizer(kind, 0.05, clip_norm=0.3)
+    name, device = "dnn" if hidden else "lr", CpuDevice(0, pool)
+    network = build(name, tables=[], dense_features=24, hidden=hidden, seed=1, device=device, optimizer=ours)
+    model = torch_model(network)
     theirs = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
         "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, eps=ours.epsilon),
@@ -50,14 +51,14 @@ def test_training_follows_torch(kind: str, hidden: tuple[int, ...], pool: Comput
     }[kind](model.parameters())
     for step in range(STEPS):
         result = network.step(pooled=[], dense=dense[step], labels=labels[step])
-        network.apply(result.sums, ours)
+        network.apply(result.sums)
         theirs.zero_grad()
         logits = model(torch.from_numpy(dense[step]))[:, 0]
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels[step]))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
         theirs.step()
-        assert step_loss(result.sums) / step_weight(result.sums) == pytest.approx(float(loss.detach()), rel=1e-3)
+        assert result.loss[0] / result.weight[0] == pytest.approx(float(loss.detach()), rel=1e-3)
     with torch.no_grad():
         wanted = model(torch.from_numpy(dense[0]))[:, 0].numpy()
     found = network.predict(pooled=[], dense=dense[0])

@@ -4,7 +4,7 @@ import numpy as np
 import threadpoolctl
 
 from daskps.device.pool import ComputePool
-from daskps.nn.engine import blas_build, hold_to_one_thread
+from daskps.nn.blas import blas_build, hold_to_one_thread
 from tests.nn.dense_reference import make
 
 

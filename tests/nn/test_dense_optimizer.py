@@ -1,14 +1,14 @@
 """The dense optimizers do what their papers say, on the mean gradient, clipped by norm, then with L2 on weights."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
+from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError
-from daskps.nn.network import Network, step_weight
-from daskps.nn.optimizer import GRADIENT_ONE, SPREAD_FROM, DenseOptimizer, update
+from daskps.nn.dense_model import GRADIENT_ONE, step_weight
+from daskps.nn.network import DenseNetwork
+from daskps.nn.optimizer import SPREAD_FROM, DenseOptimizer, update
 from tests.nn.dense_reference import examples, make
 
 KINDS = ["sgd", "adagrad", "adam"]
@@ -53,32 +53,32 @@ def plain(optimizer: DenseOptimizer, parameters: np.ndarray, gradients: list[np.
 )
 def test_an_optimizer_follows_its_definition(kind: str, settings: dict, pool: ComputePool) -> None:
     optimizer = DenseOptimizer(kind, learning_rate=0.05, **settings)
-    network = make("deepfm", pool)
+    network = make("deepfm", pool, optimizer=optimizer)
     start, gradients = network.flat.copy(), []
     for step in range(6):
         sums = network.step(**examples(network.architecture, 40, seed=step).all).sums
         gradients.append(sums[:-2] / (GRADIENT_ONE * step_weight(sums)))
-        network.apply(sums, optimizer)
+        network.apply(sums)
     wanted = plain(optimizer, start, gradients, network.architecture.decayed)
     np.testing.assert_allclose(network.flat, wanted, rtol=2e-5, atol=2e-6)
 
 
 def test_l2_pulls_on_weights_and_leaves_biases(pool: ComputePool) -> None:
-    network = make("deepfm", pool)
+    network = make("deepfm", pool, optimizer=DenseOptimizer("sgd", 0.1, l2=0.5))
     before = {name: array.copy() for name, array in network.parameters.items()}
     sums = np.zeros(network.architecture.size + 2, np.int64)
     sums[-1] = 1 << 30  # weight 1, no gradient
-    network.apply(sums, DenseOptimizer("sgd", 0.1, l2=0.5))
+    network.apply(sums)
     for name, array in network.parameters.items():
         factor = 1 if name.endswith("bias") else 0.95
         np.testing.assert_allclose(array, factor * before[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_tight_clip_does_not_weaken_l2(pool: ComputePool) -> None:
-    network = make("deepfm", pool)
+    network = make("deepfm", pool, optimizer=DenseOptimizer("sgd", 1.0, l2=0.5, clip_norm=1e-9))
     before = network.parameters["output.weight"].copy()
     sums = network.step(**examples(network.architecture, 40).all).sums
-    network.apply(sums, DenseOptimizer("sgd", 1.0, l2=0.5, clip_norm=1e-9))
+    network.apply(sums)
     np.testing.assert_allclose(network.parameters["output.weight"], 0.5 * before, rtol=1e-5, atol=1e-8)
 
 
@@ -88,10 +88,11 @@ def test_many_parameters_are_spread_over_the_cores_with_the_same_bits(kind: str,
     random = np.random.default_rng(0)
     sums, start = random.integers(-(2**40), 2**40, n), random.normal(size=n).astype(np.float32)
     optimizer = DenseOptimizer(kind)
-    engine = make("lr", pool).engine
+    spread, alone = CpuDevice(0, pool), CpuDevice(1, pool)
+    alone.launch = alone.launch_inline
     results = []
-    for each in (engine, dataclasses.replace(engine, spread=engine.launch)):
-        parameters, state = start.copy(), optimizer.initial_state(engine, n)
+    for each in (spread, alone):
+        parameters, state = start.copy(), optimizer.initial_state(each, n)
         update(optimizer, each, sums=sums, weight_sum=1 << 40, decayed=0, steps=1, parameters=parameters, state=state)
         results.append([parameters, *state.values()])
     for own, other in zip(*results, strict=True):
@@ -100,11 +101,11 @@ def test_many_parameters_are_spread_over_the_cores_with_the_same_bits(kind: str,
 
 
 def test_the_gradient_is_the_mean_by_weight(pool: ComputePool) -> None:
-    def trained(weight: float) -> Network:
-        network = make("dnn", pool)
+    def trained(weight: float) -> DenseNetwork:
+        network = make("dnn", pool, optimizer=DenseOptimizer("sgd", 0.5))
         data = examples(network.architecture, 40)
         data.example_weights = np.full(40, weight, np.float32)
-        network.apply(network.step(**data.all).sums, DenseOptimizer("sgd", 0.5))
+        network.apply(network.step(**data.all).sums)
         return network
 
     np.testing.assert_allclose(trained(1).flat, trained(8).flat, rtol=1e-6, atol=1e-8)

@@ -1,23 +1,23 @@
 """Each network computes what it is defined to, its gradients are those of its loss, and its bits depend on no split."""
 
-import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
+from daskps.device.device import CpuDevice
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, ConfigError, NonFiniteError
-from daskps.nn.engine import cpu
-from daskps.nn.network import Network, build, merge, step_loss, step_weight, weight_scale
-from daskps.nn.optimizer import GRADIENT_ONE, DenseOptimizer
+from daskps.nn.dense_model import EXAMPLE_ONE, GRADIENT_ONE, merge, step_weight, weight_scale
+from daskps.nn.network import DenseNetwork, build
+from daskps.nn.optimizer import DenseOptimizer
 from tests.nn import dense_reference as reference
 from tests.nn.dense_reference import SHAPES, examples, make
 
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
-def sums_of(network: Network, sums: np.ndarray) -> dict[str, np.ndarray]:
+def sums_of(network: DenseNetwork, sums: np.ndarray) -> dict[str, np.ndarray]:
     """Gradient sums by parameter, in float64."""
     return {p.name: sums[p.place].reshape(p.shape) / GRADIENT_ONE for p in network.architecture.parameters}
 
@@ -30,7 +30,7 @@ def test_logits_and_loss_are_those_of_the_definition(name: str, pool: ComputePoo
     wanted = reference.logits(network.architecture, network.parameters, data.pooled, data.dense)
     np.testing.assert_allclose(result.logits, wanted, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(result.probabilities, 1 / (1 + np.exp(-wanted)), rtol=1e-5)
-    assert step_loss(result.sums) == pytest.approx(
+    assert int(result.loss[0]) / EXAMPLE_ONE == pytest.approx(
         reference.loss(network.architecture, network.parameters, data), rel=1e-6
     )
     assert step_weight(result.sums) == pytest.approx(data.example_weights.astype(np.float64).sum(), rel=1e-9)
@@ -65,9 +65,9 @@ def results_equal(one: dict, other: dict) -> None:
         np.testing.assert_array_equal(one[key], other[key], err_msg=key, strict=True)
 
 
-def outcome(network: Network, parts: list, optimizer: DenseOptimizer) -> dict[str, np.ndarray]:
+def outcome(network: DenseNetwork, parts: list) -> dict[str, np.ndarray]:
     """Everything that training a step in these parts gives."""
-    network.apply(merge([part.sums for part in parts]), optimizer)
+    network.apply(merge([part.sums for part in parts]))
     tables = zip(*(part.gradients for part in parts), strict=True)
     found = {f"gradient {table}": np.concatenate(list(arrays)) for table, arrays in enumerate(tables)}
     found["logits"] = np.concatenate([part.logits for part in parts])
@@ -82,7 +82,7 @@ def test_bits_do_not_depend_on_threads(name: str, pool: ComputePool) -> None:
         with ComputePool(cores) as threads:
             network = make(name, threads)
             data = examples(network.architecture, 16 * 9 + 5)
-            found = outcome(network, [network.step(**data.all)], DenseOptimizer())
+            found = outcome(network, [network.step(**data.all)])
         wanted = wanted or found
         results_equal(found, wanted)
 
@@ -93,13 +93,13 @@ def test_bits_do_not_depend_on_where_a_step_is_cut_between_nodes(name: str, cuts
     n = 16 * 9 + 5
     whole = make(name, pool)
     data = examples(whole.architecture, n)
-    wanted = outcome(whole, [whole.step(**data.all)], DenseOptimizer())
+    wanted = outcome(whole, [whole.step(**data.all)])
     network = make(name, pool)
     edges = [0, *(min(16 * cut, n) for cut in cuts), n]
     parts = [
         network.step(**data.part(start, stop), first_block=-(-start // 16)) for start, stop in itertools.pairwise(edges)
     ]
-    results_equal(outcome(network, parts, DenseOptimizer()), wanted)
+    results_equal(outcome(network, parts), wanted)
 
 
 @every_shape
@@ -125,19 +125,19 @@ def test_predict_gives_the_bits_of_the_step(name: str, pool: ComputePool) -> Non
 
 
 def test_any_number_of_examples_can_be_predicted(pool: ComputePool) -> None:
-    network = build("lr", tables=[(1, 1)], engine=cpu(pool), block_examples=1 << 16)
+    network = build("lr", tables=[(1, 1)], device=CpuDevice(0, pool), block_examples=1 << 16)
     pooled = np.linspace(-1, 1, (1 << 20) + 1, dtype=np.float32)[:, None]
     np.testing.assert_array_equal(network.predict(pooled=[pooled]), pooled[:, 0])
 
 
 @every_shape
 def test_an_empty_part_adds_nothing_and_an_empty_step_changes_nothing(name: str, pool: ComputePool) -> None:
-    network = make(name, pool)
+    network = make(name, pool, optimizer=DenseOptimizer("adam"))
     before = network.flat.copy()
     result = network.step(**examples(network.architecture, 0).all)
     assert result.logits.shape == (0,)
     assert not result.sums.any()
-    network.apply(result.sums, DenseOptimizer("adam"))
+    network.apply(result.sums)
     np.testing.assert_array_equal(network.flat, before)
     assert network.steps == 0
 
@@ -170,7 +170,7 @@ def test_steps_that_run_at_once_in_several_threads_do_not_disturb_each_other(poo
 
 def test_the_seed_decides_the_parameters(pool: ComputePool) -> None:
     def flat(seed: int) -> np.ndarray:
-        return build("dnn", tables=[(4, 8)], hidden=[16, 8], seed=seed, engine=cpu(pool)).flat
+        return build("dnn", tables=[(4, 8)], hidden=[16, 8], seed=seed, device=CpuDevice(0, pool)).flat
 
     np.testing.assert_array_equal(flat(5), flat(5))
     assert (flat(5) != flat(6)).mean() > 0.9
@@ -187,9 +187,10 @@ def test_learns_a_tiny_logistic_problem(pool: ComputePool) -> None:
     truth = np.array([1.5, -2, 0.5], np.float32)
     dense = random.normal(size=(4000, 3)).astype(np.float32)
     labels = (random.random(4000) < 1 / (1 + np.exp(-(dense @ truth - 0.7)))).astype(np.float32)
-    network = build("lr", tables=[], dense_features=3, engine=cpu(pool))
+    optimizer = DenseOptimizer("adagrad", 0.3)
+    network = build("lr", tables=[], dense_features=3, device=CpuDevice(0, pool), optimizer=optimizer)
     for _ in range(300):
-        network.apply(network.step(pooled=[], dense=dense, labels=labels).sums, DenseOptimizer("adagrad", 0.3))
+        network.apply(network.step(pooled=[], dense=dense, labels=labels).sums)
     np.testing.assert_allclose(network.parameters["linear.weight"], truth, atol=0.25)
     assert network.parameters["bias"][0] == pytest.approx(-0.7, abs=0.15)
 
@@ -198,24 +199,26 @@ def test_a_dnn_learns_what_no_linear_model_can(pool: ComputePool) -> None:
     random = np.random.default_rng(0)
     pooled = random.choice(np.array([-1, 1], np.float32), (2048, 2))
     labels = (pooled[:, 0] * pooled[:, 1] > 0).astype(np.float32)
-    network = build("dnn", tables=[(2, 1)], hidden=[16, 8], seed=1, engine=cpu(pool))
+    device, optimizer = CpuDevice(0, pool), DenseOptimizer("adam", 0.01)
+    network = build("dnn", tables=[(2, 1)], hidden=[16, 8], seed=1, device=device, optimizer=optimizer)
     for _ in range(200):
         result = network.step(pooled=[pooled], labels=labels)
-        network.apply(result.sums, DenseOptimizer("adam", 0.01))
-    assert step_loss(result.sums) / step_weight(result.sums) < 0.05
+        network.apply(result.sums)
+    assert result.loss[0] / result.weight[0] < 0.05
 
 
 @every_shape
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
 def test_an_exported_network_goes_on_with_the_same_bits(name: str, kind: str, pool: ComputePool) -> None:
     optimizer = DenseOptimizer(kind, 0.05)
-    network = make(name, pool)
+    network = make(name, pool, optimizer=optimizer)
     data = examples(network.architecture, 40)
-    network.apply(network.step(**data.all).sums, optimizer)
-    other = make(name, pool, seed=99)
+    network.apply(network.step(**data.all).sums)
+    other = make(name, pool, seed=99, optimizer=optimizer)
     other.load(network.export())
+    assert other.steps == 1
     for each in (network, other):
-        each.apply(each.step(**data.all).sums, optimizer)
+        each.apply(each.step(**data.all).sums)
     results_equal(network.export(), other.export())
 
 
@@ -230,8 +233,8 @@ def test_arrays_of_another_network_are_refused_by_name(pool: ComputePool) -> Non
 
 
 def test_adam_state_of_a_snapshot_of_numerics_1_is_taken_over(pool: ComputePool) -> None:
-    network, other = make("dnn", pool), make("dnn", pool)
-    network.apply(network.step(**examples(network.architecture, 8).all).sums, DenseOptimizer("adam"))
+    network, other = (make("dnn", pool, optimizer=DenseOptimizer("adam")) for _ in range(2))
+    network.apply(network.step(**examples(network.architecture, 8).all).sums)
     old = {"momentum": "first_moment", "variance": "second_moment"}
     exported = {"/".join(old.get(part, part) for part in name.split("/")): a for name, a in network.export().items()}
     assert any(name.startswith("first_moment/") for name in exported)
@@ -247,13 +250,16 @@ def test_a_scale_is_the_smallest_power_of_two_not_below_the_largest_weight() -> 
 
 
 def test_state_of_another_optimizer_is_refused(pool: ComputePool) -> None:
-    network = make("lr", pool)
-    sums = network.step(**examples(network.architecture, 8).all).sums
-    network.apply(sums, DenseOptimizer("adagrad"))
-    with pytest.raises(ConfigError, match=r"state is \['accumulator'\], but adam keeps .* reset_optimizer"):
-        network.apply(sums, DenseOptimizer("adam"))
-    network.reset_optimizer()
-    network.apply(sums, DenseOptimizer("adam"))
+    network, other = make("lr", pool), make("lr", pool, optimizer=DenseOptimizer("adam"))
+    other.load(network.export())  # before the first step there is no state
+    network.apply(network.step(**examples(network.architecture, 8).all).sums)
+    with pytest.raises(
+        ConfigError, match=r"state is \['accumulator'\], but adam keeps \['momentum', 'variance'\]: go on"
+    ):
+        other.load(network.export())
+    stateless = {name: array for name, array in network.export().items() if "/" not in name}
+    with pytest.raises(ConfigError, match=r"state is \[\], but adam keeps"):
+        other.load(stateless)
 
 
 @pytest.mark.parametrize("gradients_over_pooled", [True, False])
@@ -268,13 +274,14 @@ def test_a_slot_that_is_not_finite_is_named(name: str, gradients_over_pooled: bo
         data = examples(network.architecture, 16 * 5)
         data.pooled[table][50, (slots - 1) * dim] = value
         with pytest.raises(NonFiniteError, match=rf"slot {slots - 1} of table {table} pools to .*example {50 + 32};"):
-            network.step(**data.all, first_block=2, gradients=data.pooled if gradients_over_pooled else None)
-    network.step(**examples(network.architecture, 16).all)  # and the network is fit for use
+            network.step(**data.all, first_block=2, gradients=data.pooled if gradients_over_pooled else None).check()
+    network.step(**examples(network.architecture, 16).all).check()  # and the network is fit for use
 
 
-def test_an_engine_that_runs_ahead_names_no_slot_whose_values_are_gone(pool: ComputePool) -> None:
-    ahead = dataclasses.replace(cpu(pool), immediate=False)
-    network = build("deepfm", engine=ahead, block_examples=16, **SHAPES["deepfm"])
+def test_a_device_that_runs_ahead_names_no_slot_whose_values_are_gone(pool: ComputePool) -> None:
+    ahead = CpuDevice(0, pool)
+    ahead.immediate = False
+    network = build("deepfm", device=ahead, block_examples=16, **SHAPES["deepfm"])
     for shared, message in (
         (True, "perhaps a slot, but gradients were written over"),
         (False, "slot 1 of table 1 pools"),
@@ -282,7 +289,7 @@ def test_an_engine_that_runs_ahead_names_no_slot_whose_values_are_gone(pool: Com
         data = examples(network.architecture, 40)
         data.pooled[1][20, 5] = np.nan
         with pytest.raises(NonFiniteError, match=message):
-            network.step(**data.all, gradients=data.pooled if shared else None)
+            network.step(**data.all, gradients=data.pooled if shared else None).check()
 
 
 def test_a_cause_is_not_sought_where_gradients_have_been_written(pool: ComputePool) -> None:
@@ -291,12 +298,12 @@ def test_a_cause_is_not_sought_where_gradients_have_been_written(pool: ComputePo
     weights = np.full(16 * 4, 100, np.float32)  # gradients that are larger than any input
     weights[50] = 9000
     with pytest.raises(NonFiniteError, match=r"the weight of example 50 is 9000.0, not in"):
-        network.step(**data.all | {"example_weights": weights}, gradients=data.pooled)
+        network.step(**data.all | {"example_weights": weights}, gradients=data.pooled).check()
     data = examples(network.architecture, 16 * 4)
     data.pooled[0][50], data.labels[50] = 9000, 0  # so that it is a loss
     weights[50] = 100
     with pytest.raises(NonFiniteError, match=r"pools to 9000.0 at dimension 0 in example 50"):
-        network.step(**data.all | {"example_weights": weights}, gradients=data.pooled)
+        network.step(**data.all | {"example_weights": weights}, gradients=data.pooled).check()
 
 
 def test_causes_other_than_slots_are_named(pool: ComputePool) -> None:
@@ -304,7 +311,7 @@ def test_causes_other_than_slots_are_named(pool: ComputePool) -> None:
 
     def message(**changes: np.ndarray) -> str:
         with pytest.raises(NonFiniteError) as caught:
-            network.step(**examples(network.architecture, 40).all | changes)
+            network.step(**examples(network.architecture, 40).all | changes).check()
         return str(caught.value)
 
     dense = examples(network.architecture, 40).dense
@@ -353,7 +360,7 @@ def test_causes_other_than_slots_are_named(pool: ComputePool) -> None:
 )
 def test_shapes_that_do_not_hold_together_are_refused(settings: dict, message: str, pool: ComputePool) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(engine=cpu(pool), **settings)
+        build(device=CpuDevice(0, pool), **settings)
 
 
 def test_inputs_of_the_wrong_shape_are_named(pool: ComputePool) -> None:
@@ -373,4 +380,4 @@ def test_inputs_of_the_wrong_shape_are_named(pool: ComputePool) -> None:
         with pytest.raises(ArgumentError, match=message):
             network.step(**good | change)
     with pytest.raises(ArgumentError, match="sums of length"):
-        network.apply(np.zeros(3, np.int64), DenseOptimizer())
+        network.apply(np.zeros(3, np.int64))
