@@ -15,7 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from pydantic import Field
+
 from daskps.errors import CapacityError, ConfigError
+from daskps.settings import Bytes, Settings
 
 BudgetName = Literal["memory_bytes", "hbm_bytes", "disk_bytes"]
 
@@ -131,6 +134,22 @@ SEGMENTS_IN_MEMORY = 3  # per partition: one is filled, two are written
 def flight_row_bytes(nodes: int) -> int:
     """Return the bytes of bookkeeping per row in flight."""
     return FLIGHT_BYTES_ONE_NODE if nodes == 1 else FLIGHT_BYTES_MORE_NODES
+
+
+class BudgetSettings(Settings):
+    """Upper bounds of what a node uses.
+
+    A job that cannot fit is an error at the start; a forecast warns if growing tables will not fit later.
+    """
+
+    memory_bytes: Bytes = Field(
+        default=2 * 1024**3, description="Memory of a node, beside a fixed allowance for Python and its libraries."
+    )
+    hbm_bytes: Bytes = Field(default=2 * 1024**3, description="Memory of a node's devices for the tables of batches.")
+    disk_bytes: Bytes | None = Field(
+        default=None,
+        description="Disk of a node, divided over tables like memory: by row bytes per example; None: all free space.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from daskps.config import Job, SyntheticData
-from daskps.config import Optimizer as OptimizerSettings
-from daskps.data import delimited
+from daskps.config import Job
 from daskps.data.bad import BadRowPolicy, BadRows
-from daskps.data.format import Format
+from daskps.data.formats import FILE_FORMATS, FORMATS, FormatOptions
 from daskps.data.frame import frame_source
 from daskps.data.order import Order, Steps
 from daskps.data.osrp import Osrp
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Reader, Source
-from daskps.data.schema import Dense, Schema, Slot, SlotKind, criteo_schema
+from daskps.data.schema import Schema, Slot, SlotKind
+from daskps.data.settings import SyntheticSettings
 from daskps.data.synthetic import GeneratedReader, Synthetic
 from daskps.data.text import BLOCK_BYTES
-from daskps.data.tokens import Tokens
 from daskps.device.device import Device
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
-from daskps.hbm.optimizer import Initialiser, Optimizer, initialise_rows, optimizer_fields, state_initialisers
+from daskps.hbm.optimizer import (
+    Initialiser,
+    Optimizer,
+    OptimizerSettings,
+    initialise_rows,
+    optimizer_fields,
+    state_initialisers,
+)
 from daskps.hbm.table import TableSpec
 from daskps.nn.dense_model import DenseModel
 from daskps.nn.network import build
@@ -132,7 +136,7 @@ class Features:
         return tuple(number for number, name in enumerate(self.tables) if name == table)
 
 
-def synthetic_slots(data: SyntheticData) -> tuple[str, ...]:
+def synthetic_slots(data: SyntheticSettings) -> tuple[str, ...]:
     """Return the names of generated slots, which are also their column names."""
     return tuple(f"slot{number}" for number in range(data.slots))
 
@@ -151,11 +155,10 @@ def features(job: Job) -> Features:
     elif synthetic is not None:
         names = synthetic_slots(synthetic)
         found = Features(names, (default,) * len(names), synthetic.dense_features)
-    elif job.data.format == "criteo":
-        schema = criteo_schema()
-        found = Features(tuple(slot.name for slot in schema.slots), (default,) * len(schema.slots), 0)
     else:
-        raise ConfigError(f"format {job.data.format!r} needs slots: name the columns to learn from, one [[slots]] each")
+        schema = job_schema(job)
+        names = tuple(slot.name for slot in schema.slots)
+        found = Features(names, (default,) * len(names), len(schema.dense))
     if synthetic is not None and (len(found.slots), found.dense) != (synthetic.slots, synthetic.dense_features):
         raise ConfigError(
             f"the job names {len(found.slots)} slots and {found.dense} dense features, but the synthetic data has "
@@ -181,15 +184,15 @@ def open_training(job: Job, pool: ComputePool, rank: int, nodes: int, frame: Any
         generated = GeneratedReader(synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs)
         return _hashed(job, generated, pool)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
-    source = _frame_source(job, frame) if data.format == "frame" else _source(job, data.paths)
+    source = _frame_source(job, frame) if FORMATS[data.format].source == "frame" else _source(job, data.paths)
     reader = source.open(source.index(pool.cores), pool, order, steps, _blocks_bytes(job))
     return _hashed(job, _with_rows(reader, data.paths or data.format), pool)
 
 
 def check_leaks(job: Job) -> None:
     """Raise ConfigError if a slot reads the column of the label or of the weights: the model would be useless."""
-    if job.data.format not in ("criteo", "csv", "parquet", "frame"):
-        return  # these formats have no columns
+    if not FORMATS[job.data.format].named_columns:
+        return
     schema = job_schema(job)
     features = [*((slot.name, slot.source) for slot in schema.slots), *((d.name, d.source) for d in schema.dense)]
     for name, source in features:
@@ -198,7 +201,7 @@ def check_leaks(job: Job) -> None:
                 raise ConfigError(
                     f"slot {name!r} reads the column {column!r}, which is {setting}: the model would learn to "
                     "look the answer up. Leave the slot out, or give it another column"
-                    + ("" if job.slots else " (the job names no slots, so all columns of Criteo's are read)")
+                    + ("" if job.slots else f" (the job names no slots, so all columns of {job.data.format} are read)")
                 )
 
 
@@ -214,7 +217,7 @@ def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepR
         return _hashed(job, GeneratedReader(synthetic(job), pool, steps, first_row=first, stop_row=last), pool)
     if not data.validation_paths:
         return None
-    source = _source(job, data.validation_paths, _file_format(data.format))
+    source = _source(job, data.validation_paths)
     reader = source.open(source.index(pool.cores), pool, Order(), steps, _blocks_bytes(job) // 4)
     return _hashed(job, _with_rows(reader, data.validation_paths), pool)
 
@@ -335,24 +338,24 @@ def open_data(
     The keys are those of the data; the caller must apply `hashing`. With labelled=False all labels are 0. With
     label_needed=False a label that cannot be parsed is NaN, and example weights are ignored.
     """
-    source = _source(job, tuple(paths), _file_format(format or job.data.format), labelled)
+    source = _source(job, tuple(paths), format, labelled)
     if labelled and not label_needed:
         source = replace(source, schema=source.schema.for_prediction())
     return source.open(source.index(pool.cores), pool)
 
 
-def _file_format(format: str) -> str:
-    """Return the file format for data of a job.
-
-    For synthetic data and frames it is Parquet: `daskps synth` writes it, and it keeps a frame's columns.
-    """
-    return "parquet" if format in ("synthetic", "frame") else format
-
-
 def _source(job: Job, paths: tuple[str, ...], format: str | None = None, labelled: bool = True) -> Source:
     data, schema = job.data, job_schema(job) if labelled else job_schema(job).unlabelled()
-    block_bytes = min(max(_blocks_bytes(job) // LEAST_BLOCKS, LEAST_BLOCK_BYTES), BLOCK_BYTES)
-    return Source(paths, _format(format or data.format, block_bytes, labelled), schema, data.hash_seed, _policy(job))
+    name = format or data.format
+    if name not in FORMATS:
+        raise ConfigError(f"there are no files of format {name!r}; {nearest(name, FILE_FORMATS)}")
+    options = FormatOptions(
+        block_bytes=min(max(_blocks_bytes(job) // LEAST_BLOCKS, LEAST_BLOCK_BYTES), BLOCK_BYTES),
+        labelled=labelled,
+        token_weights=data.token_weights,
+        ignore_unknown_slots=data.unknown_slots == "ignore",
+    )
+    return Source(paths, FORMATS[name].make(options), schema, data.hash_seed, _policy(job))
 
 
 def job_schema(job: Job) -> Schema:
@@ -362,40 +365,21 @@ def job_schema(job: Job) -> Schema:
         kind: SlotKind = "categorical" if synthetic.keys_per_bag == 1 else "multi"
         # Not the names of `features`: there is only one if OP+OSRP hashes all slots together.
         names = [slot.name for slot in job.slots if slot.kind != "dense"] or synthetic_slots(synthetic)
-        slots = tuple(Slot(name, f"slot{number}", kind, raw=True) for number, name in enumerate(names))
-        dense = tuple(Dense(f"dense{number}") for number in range(synthetic.dense_features))
+        slots = tuple(Slot(name=name, column=f"slot{number}", kind=kind, raw=True) for number, name in enumerate(names))
+        dense = tuple(Slot(name=f"dense{number}", kind="dense") for number in range(synthetic.dense_features))
         return Schema(slots, dense, key_rule=job.data.key_rule)
-    if not job.slots:
-        weight = job.data.weight or ""
-        return replace(criteo_schema(), label=job.data.label, example_weight=weight, key_rule=job.data.key_rule)
-    slots = tuple(
-        Slot(slot.name, slot.column or "", slot.kind, slot.raw, table=slot.table)
-        for slot in job.slots
-        if slot.kind != "dense"
-    )
-    dense = tuple(Dense(slot.name, slot.column or "") for slot in job.slots if slot.kind == "dense")
-    return Schema(slots, dense, job.data.label, job.data.weight or "", key_rule=job.data.key_rule)
+    data, own = job.data, FORMATS[job.data.format].schema
+    if job.slots:
+        slots = tuple(slot for slot in job.slots if slot.kind != "dense")
+        schema = Schema(slots, tuple(slot for slot in job.slots if slot.kind == "dense"))
+    elif own is not None:
+        schema = own(data.dense_integers)
+    else:
+        raise ConfigError(f"format {data.format!r} needs slots: name the columns to learn from, one [[slots]] each")
+    return replace(schema, label=data.label, example_weight=data.weight or "", key_rule=data.key_rule)
 
 
 def _frame_source(job: Job, frame: Any) -> Source:
     if frame is None:
         raise ConfigError("the job's data is a frame: hand the Dask DataFrame to train(job, frame=...)")
     return frame_source(frame, job_schema(job), job.data.hash_seed, _policy(job))
-
-
-def _format(name: str, block_bytes: int, labelled: bool) -> Format:
-    if name == "criteo":
-        return delimited.criteo(block_bytes, labelled)
-    if name == "csv":
-        return delimited.Delimited(",", block_bytes=block_bytes)
-    if name == "parquet":
-        return Parquet()
-    styles: dict[str, Literal["libsvm", "libffm", "slots"]] = {
-        "libsvm": "libsvm",
-        "libffm": "libffm",
-        "multislot": "slots",
-    }
-    if name not in styles:
-        known = ("criteo", "csv", "parquet", *styles)
-        raise ConfigError(f"there are no files of format {name!r}; {nearest(name, known)}")
-    return Tokens(styles[name], block_bytes=block_bytes)

@@ -1,9 +1,10 @@
-"""Job settings: one tree of frozen models, checked once, before anything starts.
+"""A job: all settings of a run, composed of the settings that stand beside the parts, and checked before it starts.
 
 Input: a TOML file, a dictionary, or keyword arguments. Output: a `Job`, or a `ConfigError` that lists every wrong
 setting with its value, what is expected, and for an unknown name the nearest known one. Settings that affect the result
 (`affects_result`) are distinguished from those that affect only speed; a resumed run may change the latter.
-`daskps settings` prints all of them.
+`daskps settings` prints all of them. The settings of steps, passes, nodes and timeouts are in this module, because the
+parts that they configure import it; those of the network too, because its optimizer has the settings of HBM-PS's.
 """
 
 from __future__ import annotations
@@ -13,85 +14,48 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
 import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
+from daskps.budget import BudgetSettings
+from daskps.data.formats import FORMATS, formats_with
+from daskps.data.schema import Slot
+from daskps.data.settings import DataSettings
 from daskps.errors import ConfigError
-from daskps.hbm.optimizer import OPTIMIZERS, OptimizerKind
+from daskps.hbm.optimizer import OptimizerSettings
+from daskps.hbm.table import TableSettings
 from daskps.nn.architecture import KINDS as NETWORKS
 from daskps.nn.architecture import MAX_BLOCKS, NetworkKind, wrong_dimensions
 from daskps.nn.optimizer import DENSE_OPTIMIZERS
-from daskps.settings import explain, is_url, nearest
-from daskps.version import KEY_RULE
+from daskps.settings import RECORDED, LocalPath, NonNegative, Rate, Settings, explain, nearest
 
-# Factors of byte units, decimal (KB) and binary (KiB).
-_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)}
-
-
-def parse_bytes(value: object) -> object:
-    """Return a text such as ``"1.5 GiB"`` as a number of bytes (1610612736); return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?I?)B?\s*", value.upper())
-    if match is None:
-        raise ValueError(
-            f"cannot read {value!r} as a number of bytes; write for example 500_000_000, '500MB' or '2GiB'"
-        )
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def local_path(value: object) -> object:
-    """Return a path unchanged, and a ``file://`` URL as its path; raise ValueError for every other URL.
-
-    The log, the dense network and the rows of a model must be on one file system, with hard links and flock. With
-    another URL the rows would be at the URL, and everything else in a local folder with that name.
-    """
-    if not isinstance(value, str) or not is_url(value):
-        return value
-    named = re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", value, re.IGNORECASE)
-    if named is None:
-        raise ValueError(
-            "a model directory is a path of a file system, not a URL (file:///a/whole/path is taken as a path); "
-            "give a local path, or one of a file system that all machines share"
-        )
-    return named[1]
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(gt=0)]
-LocalPath = Annotated[str, BeforeValidator(local_path, json_schema_input_type=str)]
-Rate = Annotated[float, Field(gt=0)]
 # pydantic's error for a default_factory that could not run because another field is invalid. It is not reported; the
 # other error is.
 FOLLOWING = "default_factory_not_called"
-NonNegative = Annotated[float, Field(ge=0)]
-# Validation context for settings from a snapshot. Validators that are newer than some snapshots accept them unchecked:
-# a trained model must stay readable.
-RECORDED = "recorded"
 
 
 # Settings that affect the result; all others affect only speed. Snapshots record them (`Job.result_fields`), and
 # `daskps settings` prints them. Rows and network depend on IDENTITY: a resumed run must have the same.
 IDENTITY = (
     *("seed", "slots", "tables", "model"),
-    *("data.hash_seed", "data.key_rule", "data.osrp"),
+    *("data.hash_seed", "data.key_rule", "data.osrp", "data.dense_integers"),
     *("train.minibatch_examples", "train.block_examples", "train.sync_every"),
     *("cluster.partitions", "cluster.partition_by"),
 )
 # They decide which examples are read and where the run ends.
 EXAMPLES_AND_END = (
-    *("data.format", "data.label", "data.weight", "data.bad_lines", "data.bad_share", "data.shuffle_window_rows"),
+    *("data.format", "data.label", "data.weight", "data.token_weights", "data.unknown_slots"),
+    *("data.bad_lines", "data.bad_share", "data.shuffle_window_rows"),
     *("train.epochs", "train.early_stopping_patience", "train.best_metric"),
 )
 # They affect the result of some jobs only: in words, and as a test of a job.
 SOMETIMES: dict[str, tuple[str, Callable[[Job], bool]]] = {
-    "data.synthetic": ("with synthetic data", lambda job: job.data.format == "synthetic"),
+    "data.synthetic": ("with synthetic data", lambda job: job.data.synthetic is not None),
     "data.validation_rows": (
         "with early stopping",
-        lambda job: job.train.early_stopping_patience > 0 and job.data.format == "synthetic",
+        lambda job: job.train.early_stopping_patience > 0 and job.data.synthetic is not None,
     ),
     "train.batch_examples": (
         "with early stopping between passes, or sync_every above 1",
@@ -128,256 +92,7 @@ def default_block(minibatch_examples: int) -> int:
     return min(max(minibatch_examples // 8, 64), 1024)
 
 
-class Settings(BaseModel):
-    """Base of all settings: frozen, and unknown names are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-def _float32(value: float) -> float:
-    """Return the value rounded to float32, as kernels get it."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
-
-
-def _finite_in_float32(value: float, info: pydantic.ValidationInfo) -> float:
-    if info.context != RECORDED and not np.isfinite(_float32(value)):
-        raise ValueError("must be a finite number, in float32 too")
-    return value
-
-
-def _above_0_in_float32(value: float, info: pydantic.ValidationInfo) -> float:
-    if info.context != RECORDED and not _float32(value) > 0:
-        raise ValueError("must be above 0, in float32 too")
-    return value
-
-
-def _below_1_in_float32(value: float, info: pydantic.ValidationInfo) -> float:
-    if info.context != RECORDED and not 0 <= _float32(value) < 1:
-        raise ValueError("must be at least 0 and below 1, in float32 too, which 0.99999998 and more are not")
-    return value
-
-
-Finite = Annotated[float, AfterValidator(_finite_in_float32)]
-FiniteNonNegative = Annotated[Finite, Field(ge=0)]
-LearningRate = Annotated[Finite, AfterValidator(_above_0_in_float32)]
-Decay = Annotated[float, AfterValidator(_below_1_in_float32)]
-
-
-class Optimizer(Settings):
-    """Optimizer of a table's rows or of the dense network; daskps/nn/OPTIMIZERS.md has the formulas of all kinds.
-
-    Gradients are means over a step's examples. They are clipped, then L2 is added; this is the same for rows and
-    network. A field that the kind does not use is an error.
-    """
-
-    kind: OptimizerKind = Field(
-        default="adagrad", description="Rule of the update; the network learns with sgd, adagrad or adam."
-    )
-    learning_rate: LearningRate = Field(default=0.05, description="Factor of every update; above 0.")
-    l2: FiniteNonNegative = Field(default=0.0, description="L2 penalty; in the network on weights, not on biases.")
-    clip_norm: FiniteNonNegative = Field(
-        default=0.0, description="Largest norm of a row's gradient, or of the whole network's; 0: no clipping."
-    )
-    epsilon: FiniteNonNegative = Field(
-        default=1e-8, description="Adagrad and Adam: added to the divisor; 0 only with an initial_accumulator."
-    )
-    initial_accumulator: FiniteNonNegative = Field(
-        default=0.0, description="Adagrad and FTRL: the sum of squared gradients before the first one."
-    )
-    beta1: Decay = Field(default=0.9, description="Adam: decay of the mean of gradients; at least 0, below 1.")
-    beta2: Decay = Field(default=0.999, description="Adam: decay of the mean of their squares; at least 0, below 1.")
-    l1: FiniteNonNegative = Field(default=0.0, description="FTRL: L1 penalty, which makes weights exactly 0.")
-    beta: FiniteNonNegative = Field(
-        default=1e-5,
-        description="FTRL: added to the divisor; small because gradients are means. With single examples 1 is usual.",
-    )
-
-    @property
-    def known_fields(self) -> set[str]:
-        """Names of the fields that the kind uses."""
-        return {*OPTIMIZERS[self.kind].settings, "kind", "learning_rate", "l2", "clip_norm"}
-
-    @pydantic.model_validator(mode="after")
-    def _fields_of_the_kind(self) -> Optimizer:
-        known = self.known_fields
-        if wrong := sorted(self.model_fields_set - known):
-            raise ValueError(f"{self.kind} has no setting {', '.join(wrong)}; it has {', '.join(sorted(known))}")
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _divides_by_more_than_0(self, info: pydantic.ValidationInfo) -> Optimizer:
-        if info.context == RECORDED:
-            return self
-        names = OPTIMIZERS[self.kind].divisors
-        if names and not any(_float32(getattr(self, name)) for name in names):
-            raise ValueError(
-                f"{names[0]} = {getattr(self, names[0])}: {self.kind} would divide 0 by 0 at the first gradient of 0; "
-                f"set {' or '.join(names)} above 0"
-            )
-        return self
-
-    @pydantic.model_serializer(mode="wrap")
-    def _only_those(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return only the fields of the kind, so that settings in a snapshot can be read again as the same job."""
-        known = self.known_fields
-        return {name: value for name, value in handler(self).items() if name in known}
-
-
-class Initialiser(Settings):
-    """Initial embeddings; they depend only on (seed, table, key)."""
-
-    kind: Literal["constant", "uniform", "normal"] = Field(
-        default="uniform", description="Distribution of the initial values."
-    )
-    scale: Finite = Field(
-        default=0.01, description="The constant, the half-width of the interval, or the standard deviation."
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _width(self) -> Initialiser:
-        if self.kind != "constant" and self.scale < 0:
-            raise ValueError(f"scale = {self.scale}: {self.kind} wants at least 0; only a constant may be negative")
-        return self
-
-
-class Table(Settings):
-    """Table: slots that share dimension, optimizer and initialiser."""
-
-    dimension: int = Field(default=8, ge=1, le=256, description="Numbers in an embedding.")
-    pooling: Literal["sum", "mean", "sqrtn"] = Field(
-        default="sum",
-        description="How the embeddings of a slot's keys become one vector. mean and sqrtn divide the sum by the "
-        "number of keys (its root), not by the sum of their weights.",
-    )
-    optimizer: Optimizer = Field(default=Optimizer(), description="Optimizer of the rows.")
-    initialiser: Initialiser = Field(default=Initialiser(), description="Initial embeddings of new keys.")
-
-
-class Slot(Settings):
-    """Feature field. Without `column`, the slot's name is also its column."""
-
-    name: str = Field(description="Name of the slot; it is part of the hash of every key.")
-    column: str | None = Field(default=None, description="Column to read; by default the slot's name.")
-    kind: Literal["categorical", "integer", "dense", "multi"] = Field(
-        default="categorical",
-        description="categorical: one value, hashed. integer: an integer in logarithmic buckets. multi: any number of "
-        "values. dense: a number that goes to the network and has no rows.",
-    )
-    raw: bool = Field(default=False, description="Integers are used as keys directly, not hashed with their slot.")
-    table: str = Field(default="main", description="Table that has the rows of the slot's keys.")
-
-
-class SyntheticData(Settings):
-    """Generated examples with a known best AUC; see daskps.data.synthetic."""
-
-    examples: PositiveInt = Field(default=1_000_000, description="Training examples.")
-    slots: PositiveInt = Field(default=20, description="Slots of an example.")
-    keys_per_bag: PositiveInt = Field(default=1, description="Keys of an example in each slot.")
-    keys_per_slot: int = Field(
-        default=1_000_000, ge=1, le=2**64, description="Distinct keys that a slot draws its keys from."
-    )
-    zipf_exponent: NonNegative = Field(
-        default=1.05,
-        description="The k-th most popular key has a probability proportional to k**-exponent; at most 16.",
-    )
-    dense_features: int = Field(default=0, ge=0, description="Dense features, each of mean 0 and variance 1.")
-    weight_scale: NonNegative | None = Field(
-        default=None, description="Strength of single keys in the true probability; None: the generator's own."
-    )
-    interaction_scale: NonNegative | None = Field(
-        default=None,
-        description="Strength of pairs of slots in the true probability; 0: logistic regression can reach it. "
-        "None: the generator's own.",
-    )
-    drift_rows: int = Field(
-        default=0, ge=0, description="Period in examples: every weight changes to another one and back; 0: no drift."
-    )
-    seed: int = Field(default=0, description="Seed of the generated examples.")
-
-
-class Hashing(Settings):
-    """OP+OSRP: every example's keys become at most `bins` of 2 * `bins` binary features; see daskps.data.osrp."""
-
-    bins: int = Field(
-        ge=1, le=2**63, description="Bins that the keys are cut into; an example has at most one key each."
-    )
-    per_slot: bool = Field(
-        default=False,
-        description="true: each slot is hashed to features of its own. false: all slots become one slot.",
-    )
-    seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the permutation and of the signs.")
-
-
-class Data(Settings):
-    """Source of examples. A position in the data is one global example number.
-
-    csv is delimited text with a header; multislot is text of ``label slot:key[:weight] ...`` lines; frame is a Dask
-    DataFrame that is passed to `train`, with validation files in Parquet. A setting that the format does not use is an
-    error.
-    """
-
-    format: Literal["criteo", "csv", "parquet", "libsvm", "libffm", "multislot", "frame", "synthetic"] = Field(
-        description="Format of the data; criteo and synthetic need no slots."
-    )
-    paths: tuple[str, ...] = Field(
-        default=(),
-        description="Files, globs, directories, fsspec URLs. They are read in this order, within a glob or directory "
-        "by name; a file that is named twice is read once. In a directory, names that begin with . or _ are ignored.",
-    )
-    validation_paths: tuple[str, ...] = Field(
-        default=(), description="Files of validation examples, named as in paths; not for synthetic data."
-    )
-    validation_rows: int = Field(
-        default=0, ge=0, description="Synthetic data: number of validation examples, after the training examples."
-    )
-    synthetic: SyntheticData | None = Field(default=None, description="Generated examples, for format synthetic.")
-    label: str = Field(default="label", min_length=1, description="Column of the labels.")
-    weight: str | None = Field(
-        default=None,
-        description="Column of example weights, in any unit: a step divides them by its largest weight.",
-    )
-    hash_seed: int = Field(default=0, ge=0, lt=2**64, description="Seed of the hash that turns values into keys.")
-    key_rule: int = Field(
-        default=KEY_RULE,
-        ge=1,
-        le=KEY_RULE,
-        description="Version of the rule by which values become keys (daskps.data.schema); a model keeps its rule.",
-    )
-    osrp: Hashing | None = Field(default=None, description="Second hash, OP+OSRP, of all keys to fewer keys.")
-    bad_lines: Literal["strict", "lenient"] = Field(
-        default="strict", description="strict: a bad example is an error. lenient: it is skipped and counted."
-    )
-    bad_share: float = Field(
-        default=0.01, ge=0, le=1, description="lenient: a larger fraction of bad examples is an error."
-    )
-    shuffle_window_rows: int = Field(
-        default=0, ge=0, description="Examples are shuffled within windows of so many; 0 keeps the order."
-    )
-
-    @pydantic.field_validator("paths", "validation_paths", mode="before", json_schema_input_type=str | tuple[str, ...])
-    @classmethod
-    def _one_path_is_a_list(cls, value: object) -> object:
-        return (value,) if isinstance(value, str | os.PathLike) else value
-
-    @pydantic.model_validator(mode="after")
-    def _source_given(self) -> Data:
-        if self.format == "synthetic" and self.synthetic is None:
-            object.__setattr__(self, "synthetic", SyntheticData())
-        generated = {"synthetic", "validation_rows"}
-        unknown = {"synthetic": {"paths", "validation_paths", "weight", "shuffle_window_rows"}}
-        unknown["frame"] = generated | {"paths"}
-        if wrong := sorted(name for name in unknown.get(self.format, generated) if getattr(self, name)):
-            raise ValueError(
-                f"{self.format} data has no {', '.join(wrong)}; leave {'it' if len(wrong) == 1 else 'them'} out or "
-                "choose another format (validation_rows are of synthetic data, validation_paths of all other)"
-            )
-        if self.format not in {"synthetic", "frame"} and not self.paths:
-            raise ValueError(f"format {self.format!r} needs paths: files, globs, directories or URLs")
-        return self
-
-
-class Model(Settings):
+class ModelSettings(Settings):
     """Dense network over the pooled slots."""
 
     kind: NetworkKind = Field(
@@ -388,8 +103,8 @@ class Model(Settings):
         description=", ".join(name for name, record in NETWORKS.items() if record.has_hidden)
         + ": sizes of the hidden layers.",
     )
-    optimizer: Optimizer = Field(
-        default=Optimizer(kind="adagrad", learning_rate=0.05), description="Optimizer of the network."
+    optimizer: OptimizerSettings = Field(
+        default=OptimizerSettings(kind="adagrad", learning_rate=0.05), description="Optimizer of the network."
     )
 
     @property
@@ -398,14 +113,14 @@ class Model(Settings):
         return self.hidden if NETWORKS[self.kind].has_hidden else ()
 
     @pydantic.model_validator(mode="after")
-    def _dense_optimizer(self) -> Model:
+    def _dense_optimizer(self) -> ModelSettings:
         if self.optimizer.kind not in DENSE_OPTIMIZERS:
             *most, last = DENSE_OPTIMIZERS
             raise ValueError(f"the dense network learns with {', '.join(most)} or {last}, not {self.optimizer.kind}")
         return self
 
 
-class Train(Settings):
+class TrainSettings(Settings):
     """Settings of the run: steps, passes, batches, validations, snapshots."""
 
     minibatch_examples: int = Field(
@@ -452,7 +167,7 @@ class Train(Settings):
     )
 
     @pydantic.model_validator(mode="after")
-    def _few_blocks(self) -> Train:
+    def _few_blocks(self) -> TrainSettings:
         if (least := -(-self.minibatch_examples // MAX_BLOCKS)) > self.block_examples:
             raise ValueError(
                 f"a step of {self.minibatch_examples} examples in blocks of {self.block_examples} has more than "
@@ -461,23 +176,7 @@ class Train(Settings):
         return self
 
 
-class Budget(Settings):
-    """Upper bounds of what a node uses.
-
-    A job that cannot fit is an error at the start; a forecast warns if growing tables will not fit later.
-    """
-
-    memory_bytes: Bytes = Field(
-        default=2 * 1024**3, description="Memory of a node, beside a fixed allowance for Python and its libraries."
-    )
-    hbm_bytes: Bytes = Field(default=2 * 1024**3, description="Memory of a node's devices for the tables of batches.")
-    disk_bytes: Bytes | None = Field(
-        default=None,
-        description="Disk of a node, divided over tables like memory: by row bytes per example; None: all free space.",
-    )
-
-
-class Cluster(Settings):
+class ClusterSettings(Settings):
     """Nodes, devices, partitions and timeouts."""
 
     nodes: PositiveInt = Field(
@@ -523,7 +222,7 @@ class Cluster(Settings):
 class Job(Settings):
     """All settings of a run."""
 
-    data: Data = Field(description="Source of examples.")
+    data: DataSettings = Field(description="Source of examples.")
     out: LocalPath = Field(default="runs/model", description="Directory of the model: a path, not a URL.")
     start_from: LocalPath | None = Field(
         default=None,
@@ -535,13 +234,14 @@ class Job(Settings):
     slots: tuple[Slot, ...] = Field(
         default=(), description="Features to learn from; empty: the slots of the format itself (criteo, synthetic)."
     )
-    tables: dict[str, Table] = Field(
-        default_factory=lambda: {"main": Table()}, description="Tables by name; the name is that of the table's folder."
+    tables: dict[str, TableSettings] = Field(
+        default_factory=lambda: {"main": TableSettings()},
+        description="Tables by name; the name is that of the table's folder.",
     )
-    model: Model = Field(default=Model(), description="Dense network over the pooled slots.")
-    train: Train = Field(default=Train(), description="Steps, passes, batches, validations, snapshots.")
-    budget: Budget = Field(default=Budget(), description="Upper bounds of what a node uses.")
-    cluster: Cluster = Field(default=Cluster(), description="Nodes, devices, partitions and timeouts.")
+    model: ModelSettings = Field(default=ModelSettings(), description="Dense network over the pooled slots.")
+    train: TrainSettings = Field(default=TrainSettings(), description="Steps, passes, batches, validations, snapshots.")
+    budget: BudgetSettings = Field(default=BudgetSettings(), description="Upper bounds of what a node uses.")
+    cluster: ClusterSettings = Field(default=ClusterSettings(), description="Nodes, devices, partitions and timeouts.")
 
     @pydantic.model_validator(mode="after")
     def _holds_together(self) -> Job:
@@ -553,6 +253,7 @@ class Job(Settings):
         for slot in self.slots:
             if slot.kind != "dense" and slot.table not in self.tables:
                 raise ValueError(f"slot {slot.name!r} is in table {slot.table!r}; {nearest(slot.table, self.tables)}")
+        self._check_slot_settings()
         if problem := wrong_dimensions(self.model.kind, [table.dimension for table in self.tables.values()]):
             raise ValueError(problem)
         if self.merges_batches and self.train.batch_examples is None:
@@ -578,6 +279,22 @@ class Job(Settings):
                 f"{self.cluster.partitions}; it is fixed when a model is made"
             )
         return self
+
+    def _check_slot_settings(self) -> None:
+        """Raise ValueError if a slot has a setting that the data's format does not use."""
+        others = set().union(*(format.slot_settings for format in FORMATS.values()))
+        others -= FORMATS[self.data.format].slot_settings
+        for slot in self.slots:
+            for name in sorted(others.intersection(slot.changed)):
+                raise ValueError(
+                    f"slot {slot.name!r}: {name} is not a setting of {self.data.format} data, only of "
+                    f"{', '.join(formats_with(name))}"
+                )
+        if self.data.dense_integers and self.slots:
+            raise ValueError(
+                "data.dense_integers is for jobs without slots: give the slots of integers that should be dense "
+                "kind = 'dense' and transform = 'log'"
+            )
 
     def idle_devices(self) -> str:
         """Return a message if some devices would never get an example, with a remedy; empty if all would."""

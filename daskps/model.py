@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from daskps import build
 from daskps.build import build_network, row_filler, table_specs
-from daskps.config import Job, local_path, recorded_job
+from daskps.config import Job, recorded_job
 from daskps.data.frame import frame_batch
 from daskps.data.order import Steps
 from daskps.device.device import devices
@@ -29,7 +29,7 @@ from daskps.errors import ArgumentError, ConfigError, CorruptionError, SnapshotE
 from daskps.nn.group_metrics import GroupMetrics, GroupValues
 from daskps.nn.metrics import Metrics
 from daskps.predict import Predictor, countable
-from daskps.settings import nearest
+from daskps.settings import local_path, nearest
 from daskps.ssd import TableStore
 from daskps.storage.model_directory import Lease, ModelDirectory, Snapshot, apply_live
 from daskps.types import Batch, Bools, Floats, Keys, RowLayout, WorkingSet

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.config import Job, complete, make_job, override, parse_bytes, read_job, recorded_job
+from daskps.config import Job, complete, make_job, override, read_job, recorded_job
 from daskps.data.order import Steps, cut_blocks
 from daskps.errors import ConfigError
 from daskps.nn.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES
+from daskps.settings import parse_bytes
 
 SYNTHETIC = {"data": {"format": "synthetic"}}
 
@@ -28,6 +29,10 @@ def test_few_settings_are_required() -> None:
 )
 def test_bytes_may_carry_a_unit(text: str, count: int) -> None:
     assert parse_bytes(text) == count
+
+
+def slot(format: str, settings: dict[str, object], **data: object) -> dict[str, object]:
+    return {"data": {"format": format, "paths": "x", **data}, "slots": [settings]}
 
 
 def main(**settings: object) -> dict[str, object]:
@@ -74,11 +79,39 @@ def main(**settings: object) -> dict[str, object]:
         ({"data": {"format": "synthetic", "paths": "x"}}, "synthetic data has no paths"),
         ({"data": {"format": "synthetic", "weight": "w"}}, "synthetic data has no weight; leave it out"),
         ({"data": {"format": "synthetic", "shuffle_window_rows": 9}}, "synthetic data has no shuffle_window_rows"),
-        ({"data": {"format": "synthetic", "validation_paths": "x"}}, "validation_rows are of synthetic data"),
+        ({"data": {"format": "synthetic", "validation_paths": "x"}}, "synthetic data has synthetic, validation_rows"),
         ({"data": {"format": "csv", "paths": "x", "synthetic": {}}}, "csv data has no synthetic"),
         ({"data": {"format": "frame", "validation_rows": 9, "synthetic": {}}}, "no synthetic, validation_rows; leave"),
         ({"data": {"format": "synthetic", "hash_seed": -1}}, "data.hash_seed: Input should be greater than or equal"),
         ({"data": {"format": "csv", "paths": "x", "label": ""}}, "data.label: String should have at least 1 character"),
+        (
+            {"data": {"format": "cvs", "paths": "x"}},
+            "data.format: there is no such format; did you mean 'csv'? (got 'cvs')",
+        ),
+        (
+            {"data": {"format": "csv", "paths": "x", "token_weights": False}},
+            "(token_weights: libsvm, libffm, multislot)",
+        ),
+        ({"data": {"format": "libsvm", "paths": "x", "unknown_slots": "ignore"}}, "libsvm data has no unknown_slots"),
+        ({"data": {"format": "csv", "paths": "x", "dense_integers": True}}, "csv data has no dense_integers"),
+        (slot("criteo", {"name": "I1"}, dense_integers=True), "data.dense_integers is for jobs without slots"),
+        (slot("csv", {"name": ""}), "slots.0.name: String should have at least 1 character"),
+        (slot("csv", {"name": "a", "raw": True, "kind": "integer"}), "slots.0: a slot of kind integer has no raw"),
+        (slot("csv", {"name": "a", "raw": True, "missing": "key"}), "there is none for a missing value"),
+        (slot("csv", {"name": "a", "separator": ";"}), "of kind categorical has no separator; kinds with it: multi"),
+        (slot("csv", {"name": "a", "kind": "multi", "separator": "||"}), "must be one byte and no line end, got '||'"),
+        (slot("csv", {"name": "a", "kind": "multi", "transform": "log"}), "no transform; kinds with it: dense"),
+        (slot("csv", {"name": "a", "kind": "dense", "missing": "key"}), "a slot of kind dense has no missing; kinds"),
+        (slot("csv", {"name": "a", "kind": "dense", "missing_value": math.inf}), "0.missing_value: must be a finite"),
+        (
+            slot("csv", {"name": "a", "kind": "multi", "weights": "w"}),
+            "slot 'a': weights is not a setting of csv data, only of parquet, frame",
+        ),
+        (
+            slot("parquet", {"name": "a", "kind": "multi", "separator": ";"}),
+            "slot 'a': separator is not a setting of parquet data, only of criteo, csv",
+        ),
+        (slot("libffm", {"name": "a", "kind": "dense", "transform": "log"}), "transform is not a setting of libffm"),
         (SYNTHETIC | {"tables": {"..": {}, "a/b": {}, "ok.2": {}}}, "a table's name is that of its folder"),
         (SYNTHETIC | {"train": {"early_stopping_patience": 2}}, "no validation data to stop by"),
         (SYNTHETIC | {"train": {"minibatch_examples": 2**20 + 1}}, "train.minibatch_examples: Input should be less"),

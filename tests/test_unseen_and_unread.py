@@ -114,7 +114,7 @@ def test_unseen_keys_are_counted_exactly_over_all_and_by_slot(model: Path, tmp_p
     (tmp_path / "rows.csv").write_text("label,id,flag,tags\n1,1,True,a|new|b\n0,999,True,\n1,999.0,2,new|new\n")
     wanted = {"id": (3, 2), "flag": (3, 1), "tags": (5, 3)}
     with daskps.open_model(model / "m") as opened:
-        assert opened.contains([key_of(1, Slot("id"))], "main").all()
+        assert opened.contains([key_of(1, Slot(name="id"))], "main").all()
         metrics = opened.evaluate(tmp_path / "rows.csv", "csv")
         assert opened.key_counts == wanted
         assert metrics["unseen_keys"] == opened.unseen_keys == 6 / 11

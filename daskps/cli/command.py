@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from daskps.data.formats import FILE_FORMATS
 from daskps.errors import (
     ArgumentError,
     BackendError,
@@ -179,8 +180,6 @@ def bad_rows_facts(bad_rows: BadRows) -> list[tuple[str, str]]:
     return [("skipped", f"{count:,} bad rows: {reason}, as in {place}") for reason, (count, place) in bad_rows.items()]
 
 
-FORMATS = ["criteo", "csv", "parquet", "libsvm", "libffm", "multislot"]
-
 model_argument = click.argument("model", type=click.Path(exists=True, file_okay=False))
-format_option = click.option("--format", type=click.Choice(FORMATS), help="Format of DATA; by default the job's.")
+format_option = click.option("--format", type=click.Choice(FILE_FORMATS), help="Format of DATA; by default the job's.")
 snapshot_option = click.option("--snapshot", metavar="ID", help="Take this snapshot instead of the last.")

@@ -10,7 +10,7 @@ import click
 
 from daskps.budget import terms_text
 from daskps.cli.command import command, facts, table
-from daskps.config import parse_bytes, read_job
+from daskps.config import read_job
 from daskps.errors import ArgumentError
 from daskps.plan import (
     PAPER_HARDWARE,
@@ -25,6 +25,7 @@ from daskps.plan import (
     workload_of,
 )
 from daskps.plan.paper import E_SPEED_UP, MODELS, price_performance
+from daskps.settings import parse_bytes
 from daskps.view.words import short, size
 
 EPILOG = """\b

@@ -10,7 +10,8 @@ import click
 
 from daskps.build import synthetic
 from daskps.cli.command import command, facts
-from daskps.config import SyntheticData, make_job, read_job
+from daskps.config import make_job, read_job
+from daskps.data.settings import SyntheticSettings
 from daskps.device.pool import ComputePool
 from daskps.storage.output import whole
 from daskps.view.words import size
@@ -23,7 +24,7 @@ Examples:
 
 
 def _default(name: str) -> Any:
-    return SyntheticData.model_fields[name].default
+    return SyntheticSettings.model_fields[name].default
 
 
 @click.command(epilog=EPILOG)

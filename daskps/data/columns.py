@@ -368,7 +368,7 @@ class ColumnParser:
             weighted=schema.weighted,
             example_weighted=bool(schema.example_weight),
             fixed=all(slot.kind != "multi" and slot.missing_key for slot in schema.slots),
-            log_columns=tuple(number for number, dense in enumerate(schema.dense) if dense.scale == "log"),
+            log_columns=schema.log_columns,
         )
 
     def prepare(self, table: pa.Table) -> ColumnBlock:
@@ -404,7 +404,7 @@ class ColumnParser:
                 set_status(slot.weights, bad)
         dense = []
         for feature in schema.dense:
-            values, bad = float_column(arrays[feature.source], feature.missing)
+            values, bad = float_column(arrays[feature.source], feature.missing_value)
             dense.append(values)
             set_status(feature.source, bad)
         example_weights = None

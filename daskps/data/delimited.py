@@ -9,17 +9,16 @@ them, in any encoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from daskps.data import text
 from daskps.data.bad import Origin
 from daskps.data.batches import Piece, Shape
-from daskps.data.files import DataFile, list_files
-from daskps.data.format import FileBlocks, Part
+from daskps.data.files import DataFile
+from daskps.data.format import Part
 from daskps.data.schema import CRITEO_COLUMNS, Schema, SlotPlan
 from daskps.device.native import library
 from daskps.errors import ConfigError, DataError
@@ -32,13 +31,11 @@ _DENSE = np.dtype([("column", np.int32), ("missing", np.float32)])
 
 
 @dataclass(frozen=True, slots=True)
-class Delimited:
+class Delimited(text.TextFormat):
     """Format of delimited text."""
 
     delimiter: str = "\t"
     columns: tuple[str, ...] = ()  # column names; empty: the first line of every file is a header with the names
-    block_bytes: int = text.BLOCK_BYTES
-    blocks_ahead: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         if len(self.delimiter.encode()) != 1 or self.delimiter in '\n\r"':
@@ -46,35 +43,16 @@ class Delimited:
         if len(set(self.columns)) != len(self.columns):
             raise ConfigError(f"columns named more than once in {list(self.columns)}")
 
-    def list(self, urls: Sequence[str]) -> list[DataFile]:
-        """Return the files in their global order."""
-        return list_files(urls)
-
-    def fetch_threads(self, files: Sequence[DataFile]) -> int:
-        """Return the number of blocks to fetch at the same time: above 1 if no file is compressed."""
-        return text.text_fetch_threads(files)
-
-    def index(self, file: DataFile) -> FileBlocks:
-        """Cut `file` into blocks and count their lines, without the header."""
-        return text.index_text(file, header_lines=not self.columns, block_bytes=self.block_bytes)
-
-    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
-        """Return the bytes of the longest block."""
-        return text.longest_block(blocks)
-
-    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
-        """Open an indexed file."""
-        return text.open_text(blocks)
-
-    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], text.TextBlock]) -> int:
-        """Return the digest of the header and the lines before example `row`."""
-        return text.text_digest(blocks, row, fetch)
+    @property
+    def header_lines(self) -> int:
+        """Return 1 if the first line of every file has the column names, else 0."""
+        return int(not self.columns)
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> DelimitedParser:
         """Return a parser. Raise ConfigError if the schema does not fit the columns."""
         columns = self.columns or self._header(files)
         schema.check_columns(columns, files[0].url if files else "no files")
-        return DelimitedParser(schema, hash_seed, columns, self.delimiter, header_lines=int(not self.columns))
+        return DelimitedParser(schema, hash_seed, columns, self.delimiter, self.header_lines)
 
     def _header(self, files: Sequence[DataFile]) -> tuple[str, ...]:
         """Return the column names of the header lines. All files must have the same; empty files are ignored."""
@@ -93,13 +71,11 @@ class Delimited:
 def criteo(block_bytes: int = text.BLOCK_BYTES, labelled: bool = True) -> Delimited:
     """Return the format of Criteo's files: tabs, no header, 40 columns; 39 without the label, as in the test files of
     Criteo's contest."""
-    return Delimited("\t", CRITEO_COLUMNS if labelled else CRITEO_COLUMNS[1:], block_bytes)
+    return Delimited("\t", CRITEO_COLUMNS if labelled else CRITEO_COLUMNS[1:], block_bytes=block_bytes)
 
 
-class DelimitedParser:
+class DelimitedParser(text.TextParser):
     """Parser of delimited text: passes the schema as structs to delimited.cpp."""
-
-    task_rows = 1 << 62  # no limit: a block of text is small enough for one thread
 
     def __init__(
         self, schema: Schema, hash_seed: int, columns: tuple[str, ...], delimiter: str, header_lines: int
@@ -118,7 +94,7 @@ class DelimitedParser:
             weighted=False,
             example_weighted=bool(schema.example_weight),
             fixed=all(slot.kind != "multi" and slot.missing_key for slot in schema.slots),
-            log_columns=tuple(number for number, dense in enumerate(schema.dense) if dense.scale == "log"),
+            log_columns=schema.log_columns,
         )
         label, weight = (place[name] if name else -1 for name in (schema.label, schema.example_weight))
         slots, dense = len(schema.slots), len(schema.dense)
@@ -127,11 +103,7 @@ class DelimitedParser:
         places = [place[slot.source] for slot in schema.slots]
         missing_keys = [slot.missing_key for slot in schema.slots]
         self._slots = SlotPlan(schema.slots, places, missing_keys, hash_seed, schema.key_rule)
-        self._dense = np.array([(place[dense.source], dense.missing) for dense in schema.dense], _DENSE)
-
-    def prepare(self, payload: text.TextBlock) -> text.TextBlock:
-        """Return the block unchanged: text needs no preparation."""
-        return payload
+        self._dense = np.array([(place[dense.source], dense.missing_value) for dense in schema.dense], _DENSE)
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
         """Return an upper bound for the number of keys: one per slot and example, and for every slot one more for each

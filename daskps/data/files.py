@@ -99,9 +99,12 @@ def list_files(urls: str | Sequence[str]) -> list[DataFile]:
     return [_describe(*where) for where in found.values()]
 
 
+PADDING = 64  # zero bytes behind a text, because parsers may read past its end
+
+
 def padded(size: int) -> Bytes:
-    """Return an array for `size` bytes of text, plus 64 zero bytes, because parsers may read past the end."""
-    array = np.empty(size + 64, np.uint8)
+    """Return an array for `size` bytes of text, with padding."""
+    array = np.empty(size + PADDING, np.uint8)
     array[size:] = 0
     return array
 

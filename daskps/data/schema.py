@@ -16,52 +16,86 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pydantic
+from pydantic import Field
 
 from daskps.device.native import library
 from daskps.errors import ArgumentError, ConfigError
+from daskps.settings import RECORDED, Finite, Settings
 from daskps.types import Int64s, Keys
 from daskps.version import KEY_RULE
 
-SlotKind = Literal["categorical", "integer", "multi"]
+SlotKind = Literal["categorical", "integer", "multi", "dense"]
+# Settings that only slots of some kinds have.
+SETTINGS_OF_KINDS: dict[str, tuple[SlotKind, ...]] = {
+    "raw": ("categorical", "multi"),
+    "missing": ("categorical", "integer", "multi"),
+    "separator": ("multi",),
+    "weights": ("multi",),
+    "transform": ("dense",),
+    "missing_value": ("dense",),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One feature field. `kind` is one of:
+class Slot(Settings):
+    """Feature field of an example, as the job names it.
 
-    categorical: one value, hashed with its slot. An integer column hashes the decimal text, so 7 and "7" are one key.
-    With key rule 2, 7.0 and "7.0" are the same key as 7, and True and "True" the same key as 1.
-    integer: an integer in buckets, as in Criteo models: x > 2 is in bucket floor(log(x)^2), every smaller value has a
-    bucket of its own.
-    multi: any number of values: a list column, or in delimited text values between `separator`.
+    With key rule 2, the numbers 7 and 7.0 and the texts "7" and "7.0" are one key of a categorical slot, and True is
+    the same key as 1. An integer slot has buckets as in Criteo models: x > 2 is in bucket floor(log(x)^2), every
+    smaller value has a bucket of its own. The values of a multi slot are those of a list column, or in delimited text
+    those between `separator`.
+
+    >>> Slot(name="tags", kind="multi", separator=";").source
+    'tags'
     """
 
-    name: str
-    column: str = ""  # column to read; empty: the slot's name
-    kind: SlotKind = "categorical"
-    raw: bool = False  # the integer itself is the key, without hashing; negative ones in two's complement
-    missing: Literal["auto", "key", "none"] = "auto"  # an absent value gives: "key" a key of its own, "none" no key
-    separator: str = "|"  # between the values of a multi slot in delimited text
-    weights: str = ""  # list column with one weight per value of a multi slot (Parquet, data frames)
-    table: str = ""  # for the model; the reader ignores it
-    dimension: int | None = None  # embedding dimension, for the model; the reader ignores it
+    name: str = Field(min_length=1, description="Name of the slot; it is part of the hash of every key.")
+    column: str | None = Field(default=None, description="Column to read; by default the slot's name.")
+    kind: SlotKind = Field(
+        default="categorical",
+        description="categorical: one value, hashed. integer: an integer in logarithmic buckets. multi: any number of "
+        "values. dense: a number that goes to the network and has no rows.",
+    )
+    raw: bool = Field(
+        default=False,
+        description="Integers are keys as they are, not hashed with their slot; negative ones in two's complement.",
+    )
+    missing: Literal["auto", "key", "none"] = Field(
+        default="auto",
+        description="A missing value becomes a key of its own (key) or no key (none). auto: key, but none with kind "
+        "multi, with raw, and in libsvm, libffm and multislot.",
+    )
+    separator: str = Field(default="|", description="multi in csv and criteo: the byte between two values.")
+    weights: str | None = Field(
+        default=None, description="multi in parquet and frame: list column with one weight per value."
+    )
+    transform: Literal["none", "log"] = Field(
+        default="none", description="dense: log replaces x by sign(x) log(1 + |x|), which suits counts."
+    )
+    missing_value: Finite = Field(
+        default=0.0, description="dense: number in place of a missing value, before the transform."
+    )
+    table: str = Field(default="main", description="Table that has the rows of the slot's keys.")
 
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a slot needs a name; it is part of every key's hash")
-        if self.kind not in ("categorical", "integer", "multi"):
-            raise ConfigError(f"slot {self.name!r}: kind {self.kind!r} is not one of categorical, integer, multi")
-        if self.missing not in ("auto", "key", "none"):
-            raise ConfigError(f"slot {self.name!r}: missing {self.missing!r} is not one of auto, key, none")
-        if self.raw and (self.kind == "integer" or self.missing == "key"):
-            raise ConfigError(
-                f"slot {self.name!r}: raw keys are the integers themselves, so they have neither buckets nor a key for "
-                "a missing value; use kind 'categorical' or 'multi' and missing 'none'"
+    @pydantic.model_validator(mode="after")
+    def _settings_fit_the_kind(self, info: pydantic.ValidationInfo) -> Slot:
+        if info.context == RECORDED:
+            return self
+        for name, kinds in SETTINGS_OF_KINDS.items():
+            if self.kind not in kinds and name in self.changed:
+                raise ValueError(f"a slot of kind {self.kind} has no {name}; kinds with it: {', '.join(kinds)}")
+        if self.raw and self.missing == "key":
+            raise ValueError(
+                "raw keys are the integers themselves, so there is none for a missing value: set missing = 'none'"
             )
-        if len(self.separator.encode()) != 1:
-            raise ConfigError(f"slot {self.name!r}: the separator must be one byte, got {self.separator!r}")
-        if self.weights and self.kind != "multi":
-            raise ConfigError(f"slot {self.name!r}: only a multi slot has a column of weights, not {self.kind!r}")
+        if len(self.separator.encode()) != 1 or self.separator in "\n\r":
+            raise ValueError(f"the separator must be one byte and no line end, got {self.separator!r}")
+        return self
+
+    @property
+    def changed(self) -> list[str]:
+        """Return the names of the settings that differ from their defaults."""
+        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
 
     @property
     def source(self) -> str:
@@ -70,39 +104,18 @@ class Slot:
 
     @property
     def missing_key(self) -> bool:
-        """Return True if an absent value becomes a key of its own. By default it does if the slot has exactly one value
+        """Return True if a missing value becomes a key of its own. By default it does if the slot has exactly one value
         and it is hashed."""
         return self.missing == "key" or (self.missing == "auto" and self.kind != "multi" and not self.raw)
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
-    """Dense float feature. The scale `log` gives sign(x) log(1 + |x|), which suits dense networks on counts."""
-
-    name: str
-    column: str = ""  # column to read; empty: the feature's name
-    missing: float = 0.0  # value of an absent one
-    scale: Literal["linear", "log"] = "linear"
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a dense feature needs a name")
-        if self.scale not in ("linear", "log"):
-            raise ConfigError(f"dense feature {self.name!r}: scale {self.scale!r} is not one of linear, log")
-
-    @property
-    def source(self) -> str:
-        """Return the name of the column that this feature is read from."""
-        return self.column or self.name
-
-
-@dataclass(frozen=True, slots=True)
 class Schema:
-    """Features of an example: slots in the order of a batch's bags, dense features in the order of its columns, label
-    and example weight."""
+    """Features of an example: slots in the order of a batch's bags, dense slots in the order of its columns, label and
+    example weight."""
 
-    slots: tuple[Slot, ...]
-    dense: tuple[Dense, ...] = ()
+    slots: tuple[Slot, ...]  # all but the dense ones
+    dense: tuple[Slot, ...] = ()
     label: str = "label"  # column; empty: the data has no labels, and every label is 0
     example_weight: str = ""  # column; empty: every example has weight 1
     label_needed: bool = True  # if False, an example with an unreadable label is kept, with the label NaN
@@ -125,6 +138,11 @@ class Schema:
         sources = [slot.source for slot in self.slots] + [dense.source for dense in self.dense]
         named = dict.fromkeys([self.label, *sources, *lists, self.example_weight])
         return [name for name in named if name]
+
+    @property
+    def log_columns(self) -> tuple[int, ...]:
+        """Return the numbers of the dense features with a logarithmic scale."""
+        return tuple(number for number, slot in enumerate(self.dense) if slot.transform == "log")
 
     @property
     def weighted(self) -> bool:
@@ -175,10 +193,10 @@ def criteo_schema(dense_integers: bool = False) -> Schema:
     With `dense_integers` the integers are log-scaled dense features, as in DLRM, and there are 26 slots.
     """
     integers = CRITEO_COLUMNS[1:14]
-    categories = tuple(Slot(name) for name in CRITEO_COLUMNS[14:])
+    categories = tuple(Slot(name=name) for name in CRITEO_COLUMNS[14:])
     if dense_integers:
-        return Schema(categories, tuple(Dense(name, scale="log") for name in integers))
-    return Schema((*(Slot(name, kind="integer") for name in integers), *categories))
+        return Schema(categories, tuple(Slot(name=name, kind="dense", transform="log") for name in integers))
+    return Schema((*(Slot(name=name, kind="integer") for name in integers), *categories))
 
 
 SMALL_VALUES = 65536  # smaller integers find their bucket in a table, others by binary search

@@ -8,11 +8,12 @@ its byte range. A compressed file is decoded from its start, so reading an earli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
-from daskps.data.files import Bytes, DataFile, Stream, open_stream, padded, read_range
+from daskps.data.files import PADDING, Bytes, DataFile, Stream, list_files, open_stream, padded, read_range
 from daskps.data.format import FileBlocks
 from daskps.data.schema import hash_bytes
 from daskps.device.native import library
@@ -27,7 +28,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextBlock:
-    """Block of whole lines. `text` has 64 more bytes than `size`, because parsers may read past the end."""
+    """Block of whole lines. `text` has PADDING more bytes than `size`, because parsers may read past the end."""
 
     text: Bytes
     size: int
@@ -182,7 +183,7 @@ def first_lines(file: DataFile, lines: int) -> bytes:
 
 def _check_line_count(text: Bytes, blocks: FileBlocks, block: int) -> TextBlock:
     """Return the block. Raise DataError if it no longer has as many lines as were counted."""
-    size = len(text) - 64
+    size = len(text) - PADDING
     lines = count_byte(text, size, ord("\n")) + (text[size - 1] != ord("\n"))
     wanted = int(blocks.first_rows[block + 1] - blocks.first_rows[block])
     if lines != wanted:
@@ -226,7 +227,7 @@ class CompressedText:
             if not self._stream.read_into(skipped[: start - self._stream.position]):
                 break
         text = padded(stop - start)
-        self._stream.read_into(text[:-64])
+        self._stream.read_into(text[:-PADDING])
         return _check_line_count(text, self._blocks, block)
 
     def close(self) -> None:
@@ -236,27 +237,54 @@ class CompressedText:
             self._stream = None
 
 
-def text_digest(blocks: FileBlocks, row: int, fetch: Callable[[int], TextBlock]) -> int:
-    """Return the digest of the file before example `row`: header, earlier blocks, and earlier lines of its block."""
-    block = int(np.searchsorted(blocks.first_rows, row, side="right")) - 1
-    first, digest = int(blocks.first_rows[block]), int(blocks.digests[block])
-    if row > first:
-        payload = fetch(block)
-        digest += digest_lines(payload.text, payload.size, first, row - first)
-    return digest % 2**64
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """Base of the text formats: blocks of whole lines, in plain or compressed files. A subclass adds `parser`."""
+
+    block_bytes: int = field(default=BLOCK_BYTES, kw_only=True)
+    blocks_ahead: ClassVar[int] = 8
+
+    @property
+    def header_lines(self) -> int:
+        """Return the number of lines before the first example of a file."""
+        return 0
+
+    def list(self, urls: Sequence[str]) -> list[DataFile]:
+        """Return the files in their global order."""
+        return list_files(urls)
+
+    def fetch_threads(self, files: Sequence[DataFile]) -> int:
+        """Return the number of blocks to fetch at the same time: 1 if a file is compressed, because a decoder must go
+        in order; else 4 byte ranges in parallel."""
+        return 1 if any(file.compression for file in files) else 4
+
+    def index(self, file: DataFile) -> FileBlocks:
+        """Cut `file` into blocks and count their lines, without the header."""
+        return index_text(file, self.header_lines, self.block_bytes)
+
+    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
+        """Return the bytes of the longest block, with padding."""
+        return int(np.diff(blocks.starts).max(initial=0)) + PADDING
+
+    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> PlainText | CompressedText:
+        """Open an indexed file, plain or compressed."""
+        return CompressedText(blocks) if blocks.file.compression else PlainText(blocks)
+
+    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], TextBlock]) -> int:
+        """Return the digest of the file before example `row`: header, earlier blocks, earlier lines of its block."""
+        block = int(np.searchsorted(blocks.first_rows, row, side="right")) - 1
+        first, digest = int(blocks.first_rows[block]), int(blocks.digests[block])
+        if row > first:
+            payload = fetch(block)
+            digest += digest_lines(payload.text, payload.size, first, row - first)
+        return digest % 2**64
 
 
-def longest_block(blocks: FileBlocks) -> int:
-    """Return the bytes of the longest block, with padding."""
-    return int(np.diff(blocks.starts).max(initial=0)) + 64
+class TextParser:
+    """Base of the parsers of text: one thread parses a whole block, which needs no preparation."""
 
+    task_rows = 1 << 62  # no limit: a block of text is small enough for one thread
 
-def text_fetch_threads(files: Sequence[DataFile]) -> int:
-    """Return the number of blocks to fetch at the same time: 1 if a file is compressed, because a decoder must go in
-    order; else 4 byte ranges in parallel."""
-    return 1 if any(file.compression for file in files) else 4
-
-
-def open_text(blocks: FileBlocks) -> PlainText | CompressedText:
-    """Open an indexed file, plain or compressed."""
-    return CompressedText(blocks) if blocks.file.compression else PlainText(blocks)
+    def prepare(self, payload: TextBlock) -> TextBlock:
+        """Return the block unchanged."""
+        return payload

@@ -3,7 +3,7 @@
 #include "scan.cuh"
 #include "slot.cuh"
 
-enum Style { LIBSVM = 0, LIBFFM = 1, SLOTS = 2 };
+enum Style { LIBSVM = 0, LIBFFM = 1, MULTISLOT = 2 };
 
 struct Tokens {
     int32_t style;
@@ -61,14 +61,14 @@ DEVICE bool all_digits(const uint8_t* p, const uint8_t* end) {
 // One token behind the label into `line`.
 DEVICE Reason read_token(const Token& token, const TokenPlan& plan, int64_t* hint, LineTokens* line) {
     int32_t style = plan.tokens.style;
-    bool has_slot = style != LIBSVM, has_weight = style == SLOTS ? token.colons == 2 : true;
+    bool has_slot = style != LIBSVM, has_weight = style == MULTISLOT ? token.colons == 2 : true;
     if (token.colons != has_slot + has_weight) return BAD_TOKEN;
     const uint8_t* key = has_slot ? token.colon[0] + 1 : token.begin;
     const uint8_t* key_end = has_weight ? token.colon[token.colons - 1] : token.end;
     int64_t slot = has_slot ? find_slot(plan, token.begin, token.colon[0] - token.begin, *hint) : 0;
     if (slot < 0 && !plan.tokens.ignore_unknown) return UNKNOWN_SLOT;
     if (key == key_end) return BAD_TOKEN;
-    if (style != SLOTS && !all_digits(key, key_end)) return NOT_AN_INTEGER;
+    if (style != MULTISLOT && !all_digits(key, key_end)) return NOT_AN_INTEGER;
     float weight = 1;
     Reason reason = has_weight ? read_float(key_end + 1, token.end, &weight) : FINE;
     if (reason != FINE || slot < 0) return reason;
@@ -104,12 +104,12 @@ DEVICE int32_t read_tokens(Scanner<4>* scanner, const TokenPlan& plan, float* la
     bool ended = false;
     int64_t start = scanner->line_start, number = 1, hint = 0;
     int32_t status = 0, bad_label = 0;
-    bool comments = plan.tokens.style != SLOTS, comment = false;
+    bool comments = plan.tokens.style != MULTISLOT, comment = false;
     line->count = 0;
     bool any = next_token(scanner, &start, &ended, &token);
     if (comments && any && *token.begin == '#')
         status = status_of(COMMENT, 1);
-    else if (!any || read_label(token.begin, token.end, plan.tokens.style != SLOTS, label) != FINE)
+    else if (!any || read_label(token.begin, token.end, plan.tokens.style != MULTISLOT, label) != FINE)
         bad_label = status_of(BAD_LABEL, 1);
     if (bad_label && (plan.tokens.label_needed || token.colons)) status = bad_label;  // a token in its place is no bad label
     while (next_token(scanner, &start, &ended, &token)) {

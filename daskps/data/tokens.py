@@ -2,7 +2,7 @@
 
 - libsvm: ``label index:value``; all keys belong to the only slot of the schema.
 - libffm: ``label field:index:value``; the field is the slot's column.
-- slots: ``label slot:key[:weight]``.
+- multislot: ``label slot:key[:weight]``.
 
 Input: `Tokens` as the format, and a schema. Output: a parser that calls tokens.cpp. In libsvm and libffm the label 0
 may be written -1. An index is hashed as the text that is written. A slot may have any number of keys in a line. A slot
@@ -13,9 +13,9 @@ example, but is not counted as bad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,63 +23,36 @@ import numpy.typing as npt
 from daskps.data import text
 from daskps.data.bad import Origin
 from daskps.data.batches import Piece, Shape
-from daskps.data.files import DataFile, list_files
-from daskps.data.format import FileBlocks, Part
+from daskps.data.files import DataFile
+from daskps.data.format import Part
 from daskps.data.schema import Schema, SlotPlan, hash_bytes
 from daskps.device.native import library
 from daskps.errors import ConfigError
 
 _TOKENS = np.dtype([(name, np.int32) for name in "style slots ignore_unknown lookup_mask label_needed".split()])
-_STYLES = {"libsvm": 0, "libffm": 1, "slots": 2}
+Style = Literal["libsvm", "libffm", "multislot"]
+_STYLES: dict[Style, int] = {"libsvm": 0, "libffm": 1, "multislot": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(text.TextFormat):
     """Format of token text. Without `weights`, values are checked but not put into the batches."""
 
-    style: Literal["libsvm", "libffm", "slots"]
+    style: Style
     weights: bool = True
     ignore_unknown_slots: bool = False  # if False, a slot that is not in the schema makes its example bad
-    block_bytes: int = text.BLOCK_BYTES
-    blocks_ahead: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         if self.style not in _STYLES:
             raise ConfigError(f"token text of style {self.style!r} is not known; it is one of {', '.join(_STYLES)}")
-
-    def list(self, urls: Sequence[str]) -> list[DataFile]:
-        """Return the files in their global order."""
-        return list_files(urls)
-
-    def fetch_threads(self, files: Sequence[DataFile]) -> int:
-        """Return the number of blocks to fetch at the same time: above 1 if no file is compressed."""
-        return text.text_fetch_threads(files)
-
-    def index(self, file: DataFile) -> FileBlocks:
-        """Cut `file` into blocks and count their lines."""
-        return text.index_text(file, block_bytes=self.block_bytes)
-
-    def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
-        """Return the bytes of the longest block."""
-        return text.longest_block(blocks)
-
-    def open(self, blocks: FileBlocks, columns: Sequence[str]) -> text.PlainText | text.CompressedText:
-        """Open an indexed file."""
-        return text.open_text(blocks)
-
-    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], text.TextBlock]) -> int:
-        """Return the digest of the lines before example `row`."""
-        return text.text_digest(blocks, row, fetch)
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> TokenParser:
         """Return a parser. Raise ConfigError if the schema needs what token text does not have, for example columns."""
         return TokenParser(self, schema, hash_seed)
 
 
-class TokenParser:
+class TokenParser(text.TextParser):
     """Parser of token text: passes the schema as structs to tokens.cpp."""
-
-    task_rows = 1 << 62  # no limit: a block of text is small enough for one thread
 
     def __init__(self, format: Tokens, schema: Schema, hash_seed: int) -> None:
         if not schema.label:
@@ -109,10 +82,6 @@ class TokenParser:
             "name_ends": np.cumsum([0, *(len(name.encode()) for name in names)]).astype(np.int64),
             "lookup": lookup,
         }
-
-    def prepare(self, payload: text.TextBlock) -> text.TextBlock:
-        """Return the block unchanged: text needs no preparation."""
-        return payload
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
         """Return an upper bound for the number of keys: every key has a colon, and absent slots may get a key."""

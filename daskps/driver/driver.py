@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from daskps.build import judge_bad_rows
-from daskps.config import Job, Train, differences
+from daskps.config import Job, TrainSettings, differences
 from daskps.driver.sizing import Sizer
 from daskps.driver.tasks import RETRYABLE, ClusterBackend, Task, Tasks, claim_workers
 from daskps.errors import BackendError, CapacityError, DataError, LockedError
@@ -210,7 +210,7 @@ class _PendingBatch:
 class SnapshotPace:
     """Schedule of snapshots: after a number of batches, or after some minutes of the driver's clock."""
 
-    def __init__(self, train: Train, now: float) -> None:
+    def __init__(self, train: TrainSettings, now: float) -> None:
         self._every_batches, self._seconds = train.snapshot_every_batches, 60 * train.snapshot_every_minutes
         self._due_at = now + self._seconds if self._seconds else math.inf
         self._due = False

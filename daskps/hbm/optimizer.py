@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pydantic
 
 from daskps.device.device import Array, Device, check_array
 from daskps.device.native import make_struct, mix64, struct_dtype
 from daskps.errors import ArgumentError
+from daskps.settings import RECORDED, Decay, FiniteNonNegative, LearningRate, Settings, as_float32
 from daskps.types import Field, Merge, RowLayout
 
 OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
@@ -77,6 +79,70 @@ OPTIMIZERS: dict[OptimizerKind, RowOptimizer] = {
         divisors=("beta", "initial_accumulator", "l2"),
     ),
 }
+
+
+class OptimizerSettings(Settings):
+    """Optimizer of a table's rows or of the dense network; daskps/nn/OPTIMIZERS.md has the formulas of all kinds.
+
+    Gradients are means over a step's examples. They are clipped, then L2 is added; this is the same for rows and
+    network. A field that the kind does not use is an error.
+    """
+
+    kind: OptimizerKind = pydantic.Field(
+        default="adagrad", description="Rule of the update; the network learns with sgd, adagrad or adam."
+    )
+    learning_rate: LearningRate = pydantic.Field(default=0.05, description="Factor of every update; above 0.")
+    l2: FiniteNonNegative = pydantic.Field(
+        default=0.0, description="L2 penalty; in the network on weights, not on biases."
+    )
+    clip_norm: FiniteNonNegative = pydantic.Field(
+        default=0.0, description="Largest norm of a row's gradient, or of the whole network's; 0: no clipping."
+    )
+    epsilon: FiniteNonNegative = pydantic.Field(
+        default=1e-8, description="Adagrad and Adam: added to the divisor; 0 only with an initial_accumulator."
+    )
+    initial_accumulator: FiniteNonNegative = pydantic.Field(
+        default=0.0, description="Adagrad and FTRL: the sum of squared gradients before the first one."
+    )
+    beta1: Decay = pydantic.Field(default=0.9, description="Adam: decay of the mean of gradients; at least 0, below 1.")
+    beta2: Decay = pydantic.Field(
+        default=0.999, description="Adam: decay of the mean of their squares; at least 0, below 1."
+    )
+    l1: FiniteNonNegative = pydantic.Field(default=0.0, description="FTRL: L1 penalty, which makes weights exactly 0.")
+    beta: FiniteNonNegative = pydantic.Field(
+        default=1e-5,
+        description="FTRL: added to the divisor; small because gradients are means. With single examples 1 is usual.",
+    )
+
+    @property
+    def known_fields(self) -> set[str]:
+        """Names of the fields that the kind uses."""
+        return {*OPTIMIZERS[self.kind].settings, "kind", "learning_rate", "l2", "clip_norm"}
+
+    @pydantic.model_validator(mode="after")
+    def _fields_of_the_kind(self) -> OptimizerSettings:
+        known = self.known_fields
+        if wrong := sorted(self.model_fields_set - known):
+            raise ValueError(f"{self.kind} has no setting {', '.join(wrong)}; it has {', '.join(sorted(known))}")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _divides_by_more_than_0(self, info: pydantic.ValidationInfo) -> OptimizerSettings:
+        if info.context == RECORDED:
+            return self
+        names = OPTIMIZERS[self.kind].divisors
+        if names and not any(as_float32(getattr(self, name)) for name in names):
+            raise ValueError(
+                f"{names[0]} = {getattr(self, names[0])}: {self.kind} would divide 0 by 0 at the first gradient of 0; "
+                f"set {' or '.join(names)} above 0"
+            )
+        return self
+
+    @pydantic.model_serializer(mode="wrap")
+    def _only_those(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return only the fields of the kind, so that settings in a snapshot can be read again as the same job."""
+        known = self.known_fields
+        return {name: value for name, value in handler(self).items() if name in known}
 
 
 @dataclass(frozen=True, slots=True)

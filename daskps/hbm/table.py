@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import pydantic
+from pydantic import Field
 
 from daskps.device.device import Array, Device, Workspace, check_array
 from daskps.errors import ArgumentError, NonFiniteError, ProtocolError
 from daskps.hbm.gradient import GRADIENT_LIMIT, Status, apply_sums, join_sources, sum_gradients, update_rows
 from daskps.hbm.hash_table import Shard, Shards, build_table, find_rows, join_shards
-from daskps.hbm.optimizer import Optimizer
+from daskps.hbm.optimizer import Optimizer, OptimizerSettings
 from daskps.hbm.pooling import Groups, Pooling, group_occurrences, pool_rows
+from daskps.settings import Finite, Settings
 from daskps.types import Floats, Int32s, Int64s, Keys, RowLayout, WorkingSet
 
 
@@ -63,6 +67,38 @@ def copy_rows(device: Device, *, shards: Shards, source: Array, rows: Array, tar
         n=len(source),
         width=shards.width,
         rows=rows,
+    )
+
+
+class InitialiserSettings(Settings):
+    """Initial embeddings; they depend only on (seed, table, key)."""
+
+    kind: Literal["constant", "uniform", "normal"] = Field(
+        default="uniform", description="Distribution of the initial values."
+    )
+    scale: Finite = Field(
+        default=0.01, description="The constant, the half-width of the interval, or the standard deviation."
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _width(self) -> InitialiserSettings:
+        if self.kind != "constant" and self.scale < 0:
+            raise ValueError(f"scale = {self.scale}: {self.kind} wants at least 0; only a constant may be negative")
+        return self
+
+
+class TableSettings(Settings):
+    """Table: slots that share dimension, optimizer and initialiser."""
+
+    dimension: int = Field(default=8, ge=1, le=256, description="Numbers in an embedding.")
+    pooling: Literal["sum", "mean", "sqrtn"] = Field(
+        default="sum",
+        description="How the embeddings of a slot's keys become one vector. mean and sqrtn divide the sum by the "
+        "number of keys (its root), not by the sum of their weights.",
+    )
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Optimizer of the rows.")
+    initialiser: InitialiserSettings = Field(
+        default=InitialiserSettings(), description="Initial embeddings of new keys."
     )
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskps.build import StepReader, of_files
-from daskps.config import Data, Job, complete, recorded_job
+from daskps.config import Job, complete, recorded_job
+from daskps.data.settings import DataSettings
 from daskps.errors import ConfigError, DataError, StaleError, TrainingError
 from daskps.node.tables import check_clearable
 from daskps.ssd.table_store import make_table, partition_name
@@ -183,7 +184,8 @@ def placement_of(job: Job) -> Placement:
     return Placement(job.cluster.partitions, "mixed" if job.cluster.partition_by == "hash" else "modulo")
 
 
-SETTINGS = ("format", "label", "weight", "bad_lines")  # settings of the data that decide how an example is read
+# Settings of the data that decide how an example is read.
+SETTINGS = ("format", "label", "weight", "token_weights", "unknown_slots", "bad_lines")
 ACCEPTABLE = {*SETTINGS, "files", "contents"}  # --accept-changed-data allows these; others change the order of examples
 REMEDY = (
     "Give the data and its settings as they were, or begin another model from this one (start_from); if the change is "
@@ -208,7 +210,7 @@ def order_before(job: Job, reader: StepReader, position: int) -> dict[str, Any]:
     }
 
 
-def changed_settings(then: Data, now: Data, accept: bool) -> list[str]:
+def changed_settings(then: DataSettings, now: DataSettings, accept: bool) -> list[str]:
     """Return the changed settings with which past examples would have been read differently.
 
     Raise DataError if there are any and `accept` is False.

@@ -25,6 +25,7 @@ from daskps.budget import (
 )
 from daskps.build import FILE_BLOCKS_FRACTION, Features, build_network, features, job_schema, table_specs
 from daskps.config import Job
+from daskps.data.formats import FORMATS
 from daskps.data.order import Steps
 from daskps.device.device import CpuDevice, chosen_backend
 from daskps.device.pool import ComputePool
@@ -66,7 +67,6 @@ def steps_that_fit(steps: int, fits: Sequence[CapacityReport]) -> int:
     return fitting
 
 
-LINES_OF_TOKENS = ("libsvm", "libffm", "multislot")  # formats in which any slot may have any number of keys
 INPUT_FRACTION = 1 / 4  # of a budget: examples of batches, unless a single step needs more
 MAX_INPUT_FRACTION = 1 / 2  # of a budget: all that reading may take; the rest is for rows
 UNKNOWN_ROWS = 1 << 62  # examples of files that have not been opened
@@ -80,7 +80,7 @@ def raw_bytes(batch: Batch) -> int:
 
 def bounded_keys(job: Job, features: Features) -> tuple[int, bool]:
     """Return the smallest number of keys that an example can have, and True if every example has exactly that many."""
-    if job.data.osrp is not None or job.data.format in LINES_OF_TOKENS:
+    if job.data.osrp is not None or FORMATS[job.data.format].any_number_of_keys:
         return 0, False
     if job.data.synthetic is not None:
         return len(features.slots) * job.data.synthetic.keys_per_bag, True

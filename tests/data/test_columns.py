@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from daskps.data.bad import BadRowPolicy
 from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
-from daskps.data.schema import Dense, Schema, Slot
+from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
@@ -86,7 +86,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, Schema, list[Row]]:
         bucketised = integers and not many and not raw and kind != pa.uint64() and draw(st.booleans())
         missing = "none" if raw else draw(st.sampled_from(["auto", "key", "none"]))
         slot_kind = "multi" if many else "integer" if bucketised else "categorical"
-        slot = Slot(f"slot {number}", f"c{number}", kind=slot_kind, raw=raw, missing=missing)
+        slot = Slot(name=f"slot {number}", column=f"c{number}", kind=slot_kind, raw=raw, missing=missing)
         values = column(kind)
         entry = st.none() | (st.lists(values, max_size=3) if many else values)
         data = draw(st.lists(entry, min_size=rows, max_size=rows))
@@ -124,14 +124,14 @@ def test_any_columns_give_the_twins_keys(
 
 
 def test_a_number_has_one_key_whether_it_is_an_integer_or_text(tmp_path: Path, pool: ComputePool) -> None:
-    schema = Schema((Slot("id"),))
+    schema = Schema((Slot(name="id"),))
     arrays = [pa.array([7, -(2**52)]), pa.array(["7", str(-(2**52))]), pa.array([7, -(2**52)], pa.float64())]
     keys = [read(tmp_path / "a.parquet", pa.table({"label": [0, 1], "id": ids}), schema, pool).keys for ids in arrays]
     for found in keys:
         np.testing.assert_array_equal(found, keys[0])
 
 
-@pytest.mark.parametrize("slot", [Slot("a"), Slot("a", raw=True), Slot("a", kind="integer")])
+@pytest.mark.parametrize("slot", [Slot(name="a"), Slot(name="a", raw=True), Slot(name="a", kind="integer")])
 def test_a_float_that_is_no_number_is_a_missing_value_also_among_distinct_values(
     tmp_path: Path, pool: ComputePool, slot: Slot
 ) -> None:
@@ -147,8 +147,8 @@ def test_a_float_that_is_no_number_is_a_missing_value_also_among_distinct_values
 
 def test_dense_features_and_weights_come_from_their_columns(tmp_path: Path, pool: ComputePool) -> None:
     schema = Schema(
-        (Slot("words", kind="multi", weights="scores"), Slot("shop")),
-        (Dense("price", missing=-1.0), Dense("seen", scale="log")),
+        (Slot(name="words", kind="multi", weights="scores"), Slot(name="shop")),
+        (Slot(name="price", kind="dense", missing_value=-1.0), Slot(name="seen", kind="dense", transform="log")),
         example_weight="w",
     )
     table = pa.table(
@@ -190,7 +190,9 @@ def test_a_bad_row_is_named_or_skipped(
     tmp_path: Path, pool: ComputePool, change: dict[str, Any], words: str, bad: Sequence[int]
 ) -> None:
     schema = Schema(
-        (Slot("ids", kind="multi", weights="scores"), Slot("n", kind="integer")), (Dense("price"),), example_weight="w"
+        (Slot(name="ids", kind="multi", weights="scores"), Slot(name="n", kind="integer")),
+        (Slot(name="price", kind="dense"),),
+        example_weight="w",
     )
     columns: dict[str, Any] = {
         "label": [1, 0, 1, 0],
@@ -212,12 +214,12 @@ def test_a_bad_row_is_named_or_skipped(
 
 def test_a_bad_row_among_rows_of_one_key_each_has_none(tmp_path: Path, pool: ComputePool) -> None:
     table = pa.table({"label": [1, 5, 0], "a": ["x", "y", "z"], "b": [1, 2, 3]})
-    batch = read(tmp_path / "a.parquet", table, Schema((Slot("a"), Slot("b"))), pool)
+    batch = read(tmp_path / "a.parquet", table, Schema((Slot(name="a"), Slot(name="b"))), pool)
     assert batch.offsets.tolist() == [0, 1, 2, 2, 2, 3, 4]
     good = read(
         tmp_path / "b.parquet",
         table.take([0, 2]).set_column(0, "label", [[1, 0]]),
-        Schema((Slot("a"), Slot("b"))),
+        Schema((Slot(name="a"), Slot(name="b"))),
         pool,
     )
     np.testing.assert_array_equal(batch.keys, good.keys)
@@ -226,9 +228,9 @@ def test_a_bad_row_among_rows_of_one_key_each_has_none(tmp_path: Path, pool: Com
 def test_a_schema_that_does_not_fit_is_refused_naming_every_column(tmp_path: Path) -> None:
     table = pa.table({"label": ["1"], "a": [[1]], "b": ["x"], "c": [b"x"], "d": pa.array([0], pa.timestamp("s"))})
     pq.write_table(table, tmp_path / "a.parquet")
-    slots = (Slot("a"), Slot("b", kind="integer"), Slot("c", raw=True), Slot("d"))
+    slots = (Slot(name="a"), Slot(name="b", kind="integer"), Slot(name="c", raw=True), Slot(name="d"))
     with pytest.raises(ConfigError) as caught:
-        Source([str(tmp_path)], Parquet(), Schema(slots, (Dense("b2", "b"),))).index()
+        Source([str(tmp_path)], Parquet(), Schema(slots, (Slot(name="b2", column="b", kind="dense"),))).index()
     for words in ("a is list", "slot 'b' wants integers", "slot 'c' wants", "d is timestamp", "label is string"):
         assert words in str(caught.value)
 
@@ -236,9 +238,9 @@ def test_a_schema_that_does_not_fit_is_refused_naming_every_column(tmp_path: Pat
 def test_where_only_labels_are_missing_the_error_says_what_does_without(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "a.parquet")
     for schema, advice in [
-        (Schema((Slot("a"),), example_weight="w"), r"\['label', 'w'\].*predictions need neither .* as unlabelled"),
-        (Schema((Slot("b"),)), r"\['label', 'b'\].*Correct the slots' `column` settings$"),
-        (Schema((Slot("b"),)).unlabelled(), r"\['b'\].*Correct the slots' `column` settings$"),
+        (Schema((Slot(name="a"),), example_weight="w"), r"\['label', 'w'\].*predictions need neither .* as unlabelled"),
+        (Schema((Slot(name="b"),)), r"\['label', 'b'\].*Correct the slots' `column` settings$"),
+        (Schema((Slot(name="b"),)).unlabelled(), r"\['b'\].*Correct the slots' `column` settings$"),
     ]:
         with pytest.raises(ConfigError, match=advice):
             Source([str(tmp_path)], Parquet(), schema).index()
@@ -248,11 +250,11 @@ def test_every_file_must_have_the_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [1], "a": ["x"]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"label": [1], "b": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(ConfigError, match=r"b\.parquet: the schema names columns that are not there: \['a'\]"):
-        Source([str(tmp_path)], Parquet(), Schema((Slot("a"),))).index()
+        Source([str(tmp_path)], Parquet(), Schema((Slot(name="a"),))).index()
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [1], "a": ["x"]}), tmp_path / "a.parquet")
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-3])
     with pytest.raises(DataError, match=r"a\.parquet is not a whole Parquet file"):
-        Source([str(tmp_path)], Parquet(), Schema((Slot("a"),))).index()
+        Source([str(tmp_path)], Parquet(), Schema((Slot(name="a"),))).index()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from daskps.data.delimited import Delimited, criteo
 from daskps.data.reader import Source
-from daskps.data.schema import CRITEO_COLUMNS, Dense, Schema, Slot, criteo_schema
+from daskps.data.schema import CRITEO_COLUMNS, Schema, Slot, criteo_schema
 from daskps.data.text import _MAGIC
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
@@ -18,14 +18,17 @@ from tests.data.text_twins import BadLineError, Row, delimited_row, lines_of
 
 EVERY_KIND = Schema(
     slots=(
-        Slot("user", "u", missing="none"),
-        Slot("user again", "u"),
-        Slot("count", kind="integer"),
-        Slot("id", raw=True),
-        Slot("tags", kind="multi"),
-        Slot("ids", kind="multi", raw=True, separator=";"),
+        Slot(name="user", column="u", missing="none"),
+        Slot(name="user again", column="u"),
+        Slot(name="count", kind="integer"),
+        Slot(name="id", raw=True),
+        Slot(name="tags", kind="multi"),
+        Slot(name="ids", kind="multi", raw=True, separator=";"),
     ),
-    dense=(Dense("price", missing=-1.0), Dense("count as dense", "count")),
+    dense=(
+        Slot(name="price", kind="dense", missing_value=-1.0),
+        Slot(name="count as dense", column="count", kind="dense"),
+    ),
     label="click",
     example_weight="weight",
 )
@@ -128,7 +131,9 @@ def test_any_bytes_are_read_as_the_twin_reads_them(
 ) -> None:
     text = end.join(delimiter.join(row) for row in rows) + (end if last_end else b"")
     path = tmp_path_factory.mktemp("fuzz") / "rows.txt"
-    source = Source([str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes), schema, hash_seed=seed)
+    source = Source(
+        [str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes=block_bytes), schema, hash_seed=seed
+    )
     if text.startswith((b"\xef\xbb\xbf", *_MAGIC)):  # a byte order mark, or what no text begins with
         text = b"0" + text
     check(path, text, source, twin_rows(text, schema, COLUMNS, delimiter, seed), pool)
@@ -154,7 +159,7 @@ def test_numbers_at_the_edges_are_read_as_the_twin_reads_them(tmp_path: Path, po
     ]
     text = b"".join(b"\t".join(line) + b"\n" for line in lines)
     path = tmp_path / "edges.tsv"
-    source = Source([str(path)], Delimited("\t", COLUMNS, 512), EVERY_KIND, hash_seed=1)
+    source = Source([str(path)], Delimited("\t", COLUMNS, block_bytes=512), EVERY_KIND, hash_seed=1)
     check(path, text, source, twin_rows(text, EVERY_KIND, COLUMNS, b"\t", 1), pool)
 
 
@@ -162,7 +167,7 @@ def test_a_header_names_the_columns_and_a_byte_order_mark_is_not_data(tmp_path: 
     for number, mark in enumerate([b"", b"\xef\xbb\xbf"]):
         (tmp_path / f"{number}.csv").write_bytes(mark + b"item,label\r\na,1\r\nb,0\r\n")
     (tmp_path / "2.csv").write_bytes(b"item,label\n")
-    source = Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),)))
+    source = Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item"),)))
     index = source.index()
     assert [blocks.rows for blocks in index.files] == [2, 2, 0]
     with source.open(index, pool) as reader:
@@ -173,7 +178,7 @@ def test_a_header_names_the_columns_and_a_byte_order_mark_is_not_data(tmp_path: 
 
 def test_the_line_of_a_bad_row_counts_the_header(tmp_path: Path, pool: ComputePool) -> None:
     (tmp_path / "a.csv").write_bytes(b"item,label\na,1\nb,7\n")
-    source = Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),)))
+    source = Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item"),)))
     with (
         source.open(source.index(), pool) as reader,
         pytest.raises(DataError, match=r"a\.csv, line 3, column 2 \(label\): the label is not 0 or 1"),
@@ -184,7 +189,7 @@ def test_the_line_of_a_bad_row_counts_the_header(tmp_path: Path, pool: ComputePo
 @pytest.mark.parametrize("line", [b'"a,b",1', b'c,"1,0"', b'a,1,"x"'])
 def test_a_comma_inside_quotes_is_told_as_a_quoted_field(line: bytes, tmp_path: Path, pool: ComputePool) -> None:
     (tmp_path / "a.csv").write_bytes(b"item,label\na,1\n" + line + b"\na,0")
-    source = Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),)))
+    source = Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item"),)))
     column = line[: line.index(b'"')].count(b",") + 1
     with (
         source.open(source.index(), pool) as reader,
@@ -197,12 +202,12 @@ def test_files_whose_headers_differ_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"item,label\na,1\n")
     (tmp_path / "b.csv").write_bytes(b"label,item\n1,a\n")
     with pytest.raises(DataError, match=r"b\.csv has the columns .*'label', 'item'.* but .*a\.csv"):
-        Source([str(tmp_path)], Delimited(","), Schema((Slot("item"),))).index()
+        Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item"),))).index()
 
 
 def test_a_schema_that_does_not_fit_is_refused_before_reading_naming_the_columns(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_bytes(b"1\t2\n")
-    schema = Schema((Slot("item"), Slot("C1"), Slot("shop", "s")))
+    schema = Schema((Slot(name="item"), Slot(name="C1"), Slot(name="shop", column="s")))
     with pytest.raises(ConfigError, match=r"not there: \['item', 's'\]"):
         Source([str(tmp_path)], criteo(), schema).index()
 
@@ -210,7 +215,7 @@ def test_a_schema_that_does_not_fit_is_refused_before_reading_naming_the_columns
 def test_a_separator_that_is_the_delimiter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"item,label\na,1\n")
     with pytest.raises(ConfigError, match="separator is the delimiter"):
-        Source([str(tmp_path)], Delimited(","), Schema((Slot("item", kind="multi", separator=","),))).index()
+        Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item", kind="multi", separator=","),))).index()
 
 
 def test_dense_integers_are_log_scaled(tmp_path: Path, pool: ComputePool) -> None:

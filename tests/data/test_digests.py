@@ -22,7 +22,7 @@ from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool
 
-SCHEMA = Schema((Slot("a"),))
+SCHEMA = Schema((Slot(name="a"),))
 POOL = ComputePool(1)
 HEADER = b"label,a\n"
 LINES = st.lists(st.sampled_from([b"0,x", b"1,y", b"0," + b"long" * 20, b"1,\r", b"bad"]), min_size=1, max_size=40)

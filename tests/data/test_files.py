@@ -141,7 +141,7 @@ def test_a_remote_file_system_gives_the_same_batch(
 def test_remote_parquet(memory: fsspec.AbstractFileSystem, pool: ComputePool) -> None:
     with memory.open("/data/a.parquet", "wb") as out:
         pa.parquet.write_table(pa.table({"label": [1, 0], "a": ["x", "y"]}), out)
-    source = Source(["memory://data"], Parquet(), Schema((Slot("a"),)))
+    source = Source(["memory://data"], Parquet(), Schema((Slot(name="a"),)))
     with source.open(source.index(), pool) as reader:
         assert reader.read(0, 2).labels.tolist() == [1, 0]
 

@@ -12,13 +12,15 @@ from distributed import Client, LocalCluster, Worker
 from daskps.data.frame import frame_source
 from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
-from daskps.data.schema import Dense, Schema, Slot
+from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
 
 SCHEMA = Schema(
-    (Slot("user"), Slot("n", kind="integer"), Slot("words", kind="multi"), Slot("shop")), (Dense("price"),), label="y"
+    (Slot(name="user"), Slot(name="n", kind="integer"), Slot(name="words", kind="multi"), Slot(name="shop")),
+    (Slot(name="price", kind="dense"),),
+    label="y",
 )
 
 

@@ -66,7 +66,7 @@ def test_a_frame_has_the_same_keys_as_csv_as_parquet_and_in_memory(
     folder = tmp_path_factory.mktemp("frame")
     frame = pd.DataFrame({name: make(columns[name]) for name, (_, make) in COLUMNS.items()})
     frame.insert(0, "label", 0)
-    schema = Schema(tuple(Slot(name) for name in COLUMNS))
+    schema = Schema(tuple(Slot(name=name) for name in COLUMNS))
     frame.to_csv(folder / "pandas.csv", index=False)
     table = pa.Table.from_pandas(frame.astype({"category": "object"}))
     pyarrow.csv.write_csv(
@@ -83,7 +83,11 @@ def test_a_frame_has_the_same_keys_as_csv_as_parquet_and_in_memory(
 def test_whole_floats_and_booleans_in_csv_have_the_keys_of_their_integers_in_every_kind_of_slot(
     tmp_path: Path, kind: str
 ) -> None:
-    slot = Slot("a", raw=True) if kind == "raw" else Slot("a", kind="integer" if kind == "integer" else "categorical")
+    slot = (
+        Slot(name="a", raw=True)
+        if kind == "raw"
+        else Slot(name="a", kind="integer" if kind == "integer" else "categorical")
+    )
     values = ["52.0", "True", "false", "-7.0", "1.6777216e+07"]
     (tmp_path / "a.csv").write_text("label,a\n" + "".join(f"0,{value}\n" for value in values))
     found = keys_of([tmp_path / "a.csv"], Delimited(","), Schema((slot,)))
@@ -91,7 +95,7 @@ def test_whole_floats_and_booleans_in_csv_have_the_keys_of_their_integers_in_eve
 
 
 def test_lists_and_tokens_follow_the_rule_too(tmp_path: Path) -> None:
-    slot = Slot("a", kind="multi")
+    slot = Slot(name="a", kind="multi")
     wanted = [key_of(value, slot) for value in (52, 1, 3)]
     (tmp_path / "a.csv").write_text("label,a\n0,52.0|True|3\n")
     pq.write_table(pa.table({"label": [0], "a": [["52.0", "True", "3"]]}), tmp_path / "a.parquet")
@@ -100,19 +104,19 @@ def test_lists_and_tokens_follow_the_rule_too(tmp_path: Path) -> None:
     assert keys_of([tmp_path / "a.csv"], Delimited(","), Schema((slot,))).tolist() == wanted
     assert keys_of([tmp_path / "a.parquet"], Parquet(), Schema((slot,))).tolist() == wanted
     assert keys_of([tmp_path / "floats.parquet"], Parquet(), Schema((slot,))).tolist() == wanted
-    assert keys_of([tmp_path / "a.txt"], Tokens("slots"), Schema((slot,))).tolist() == wanted
+    assert keys_of([tmp_path / "a.txt"], Tokens("multislot"), Schema((slot,))).tolist() == wanted
 
 
 def test_floats_that_are_rounded_as_text_are_no_keys(tmp_path: Path) -> None:
     """pandas writes the 32-bit float 123456792 as 1.2345679e+08: the CSV would have another key than the frame."""
-    schema = Schema((Slot("a"),))
+    schema = Schema((Slot(name="a"),))
     for values, limit in ((np.float32([2**24 - 1, 2**24]), 2**24), (np.float64([2**53 - 1, 2**53]), 2**53)):
         table = pa.table({"a": values})
-        assert frame_batch(table[:1], schema, 0).keys[0] == key_of(limit - 1, Slot("a"))
+        assert frame_batch(table[:1], schema, 0).keys[0] == key_of(limit - 1, Slot(name="a"))
         with pytest.raises(DataError, match="row 2, column 1 \\(a\\): number out of range"):
             frame_batch(table, schema, 0)
-    then = Schema((Slot("a"),), key_rule=1)
-    assert frame_batch(pa.table({"a": np.float32([2**24])}), then, 0).keys[0] == key_of(2**24, Slot("a"))
+    then = Schema((Slot(name="a"),), key_rule=1)
+    assert frame_batch(pa.table({"a": np.float32([2**24])}), then, 0).keys[0] == key_of(2**24, Slot(name="a"))
 
 
 def test_by_key_rule_1_readers_give_the_keys_of_then(tmp_path: Path) -> None:
@@ -121,7 +125,7 @@ def test_by_key_rule_1_readers_give_the_keys_of_then(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [0, 0], "a": ["52.0", "True"]}), tmp_path / "text.parquet")
     pq.write_table(pa.table({"label": [0, 0], "a": [52.0, None]}), tmp_path / "floats.parquet")
     pq.write_table(pa.table({"label": [0, 0], "a": [True, False]}), tmp_path / "bools.parquet")
-    schema = Schema((Slot("a"),), key_rule=1)
+    schema = Schema((Slot(name="a"),), key_rule=1)
     integer, text = 18122660296766139110, [310034611932694277, 12925698062978832162]
     expected = {
         "csv": [*text, 3228486285647754498, integer],

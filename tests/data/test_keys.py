@@ -24,26 +24,26 @@ from tests.data import text_twins
 
 # Never change these: models on disk depend on them.
 GOLDEN = [
-    (Slot("C1"), "68fd1e64", 0, 6601481875315734487),
-    (Slot("C1"), "68fd1e64", 1, 17690371388560088570),
-    (Slot("C2"), "68fd1e64", 0, 3210591636251440355),
-    (Slot("C1"), None, 0, 3861981521770203694),
-    (Slot("C1"), 7, 0, 117724338518205657),
-    (Slot("C1"), "7", 0, 117724338518205657),
-    (Slot("C1"), -7, 0, 3072419597912455259),
-    (Slot("I1", kind="integer"), 0, 0, 17254996829055413444),
-    (Slot("I1", kind="integer"), -3, 0, 937735933503213948),
-    (Slot("I1", kind="integer"), 2, 0, 10548877327734501853),
-    (Slot("I1", kind="integer"), 3, 0, 17481512401942014629),
-    (Slot("I1", kind="integer"), 4, 0, 17481512401942014629),
-    (Slot("I1", kind="integer"), 5, 0, 7539723457032806649),
-    (Slot("I1", kind="integer"), 2**63 - 1, 0, 3785979637278154378),
-    (Slot("I1", kind="integer"), None, 0, 11878573713742349498),
-    (Slot("tags", kind="multi"), "Käse und Brot, dreißig Zeichen und mehr", 2**64 - 1, 10741230512557981636),
-    (Slot("tags", kind="multi"), b"\xff\x00\xfe", 0, 7953152548576713882),
-    (Slot("id", raw=True), 2**64 - 1, 5, 2**64 - 1),
-    (Slot("id", raw=True), -1, 5, 2**64 - 1),
-    (Slot("id", raw=True), 0, 5, 0),
+    (Slot(name="C1"), "68fd1e64", 0, 6601481875315734487),
+    (Slot(name="C1"), "68fd1e64", 1, 17690371388560088570),
+    (Slot(name="C2"), "68fd1e64", 0, 3210591636251440355),
+    (Slot(name="C1"), None, 0, 3861981521770203694),
+    (Slot(name="C1"), 7, 0, 117724338518205657),
+    (Slot(name="C1"), "7", 0, 117724338518205657),
+    (Slot(name="C1"), -7, 0, 3072419597912455259),
+    (Slot(name="I1", kind="integer"), 0, 0, 17254996829055413444),
+    (Slot(name="I1", kind="integer"), -3, 0, 937735933503213948),
+    (Slot(name="I1", kind="integer"), 2, 0, 10548877327734501853),
+    (Slot(name="I1", kind="integer"), 3, 0, 17481512401942014629),
+    (Slot(name="I1", kind="integer"), 4, 0, 17481512401942014629),
+    (Slot(name="I1", kind="integer"), 5, 0, 7539723457032806649),
+    (Slot(name="I1", kind="integer"), 2**63 - 1, 0, 3785979637278154378),
+    (Slot(name="I1", kind="integer"), None, 0, 11878573713742349498),
+    (Slot(name="tags", kind="multi"), "Käse und Brot, dreißig Zeichen und mehr", 2**64 - 1, 10741230512557981636),
+    (Slot(name="tags", kind="multi"), b"\xff\x00\xfe", 0, 7953152548576713882),
+    (Slot(name="id", raw=True), 2**64 - 1, 5, 2**64 - 1),
+    (Slot(name="id", raw=True), -1, 5, 2**64 - 1),
+    (Slot(name="id", raw=True), 0, 5, 0),
 ]
 
 
@@ -69,7 +69,7 @@ RULE_1 = {
 
 @pytest.mark.parametrize(("value", "key"), RULE_1.items())
 def test_key_rule_1_still_gives_the_keys_of_then(value: str | int, key: int) -> None:
-    assert key_of(value, Slot("a"), 3, key_rule=1) == key
+    assert key_of(value, Slot(name="a"), 3, key_rule=1) == key
 
 
 @pytest.mark.parametrize(("slot", "value", "seed", "key"), GOLDEN)
@@ -102,9 +102,11 @@ def test_whole_floats_and_booleans_are_the_integer_by_key_rule_2() -> None:
         assert respelled(integer) == integer
         for spelling in spellings:
             assert respelled(spelling) == integer, spelling
-            assert key_of(spelling, Slot("a")) == key_of(int(integer), Slot("a")), spelling
-            assert key_of(spelling, Slot("a", raw=True)) == int(integer) % 2**64
-            assert key_of(spelling, Slot("a", kind="integer")) == key_of(int(integer), Slot("a", kind="integer"))
+            assert key_of(spelling, Slot(name="a")) == key_of(int(integer), Slot(name="a")), spelling
+            assert key_of(spelling, Slot(name="a", raw=True)) == int(integer) % 2**64
+            assert key_of(spelling, Slot(name="a", kind="integer")) == key_of(
+                int(integer), Slot(name="a", kind="integer")
+            )
 
 
 def test_all_other_text_is_hashed_as_it_stands() -> None:
@@ -124,7 +126,7 @@ def test_the_spellings_are_those_of_the_plain_twin(value: str) -> None:
 
 
 def test_floats_and_booleans_have_the_keys_of_their_columns() -> None:
-    slot = Slot("a")
+    slot = Slot(name="a")
     assert key_of(52.0, slot) == key_of(52, slot)
     assert key_of(-0.0, slot) == key_of(0, slot)
     assert key_of(True, slot) == key_of(1, slot) == key_of(np.True_, slot)
@@ -144,7 +146,7 @@ def test_our_hash_is_the_librarys(value: bytes, seed: int) -> None:
 
 
 def test_the_slot_and_the_jobs_seed_are_part_of_a_key() -> None:
-    keys = {key_of("a", Slot(name), seed) for name in ("C1", "C2") for seed in (0, 1)}
+    keys = {key_of("a", Slot(name=name), seed) for name in ("C1", "C2") for seed in (0, 1)}
     assert len(keys) == 4
     assert slot_seed(3, "C1") == xxhash.xxh64_intdigest(b"C1", 3)
 
@@ -177,4 +179,4 @@ def test_the_table_of_bucket_keys_agrees_with_hashing_their_text() -> None:
 
 def test_a_raw_slot_has_no_key_for_a_missing_value() -> None:
     with pytest.raises(ArgumentError, match="no key for a missing value"):
-        key_of(None, Slot("id", raw=True))
+        key_of(None, Slot(name="id", raw=True))

@@ -23,7 +23,7 @@ from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, DataError
 
-SCHEMA = Schema((Slot("a"),))
+SCHEMA = Schema((Slot(name="a"),))
 
 
 def test_a_needed_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def write_tokens(folder: Path) -> Source:
         for size in rng.integers(0, 9, ROWS)
     ]
     (folder / "a.txt").write_text("\n".join(lines))
-    return Source([str(folder)], Tokens("libffm", block_bytes=500), Schema((Slot("0"), Slot("1"), Slot("2"))))
+    return Source(
+        [str(folder)], Tokens("libffm", block_bytes=500), Schema((Slot(name="0"), Slot(name="1"), Slot(name="2")))
+    )
 
 
 WRITERS = {"plain": write_criteo, "gzip": write_gzip, "parquet": write_parquet, "tokens": write_tokens}

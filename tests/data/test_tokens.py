@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from daskps.data.reader import Source
-from daskps.data.schema import Dense, Schema, Slot, key_of
+from daskps.data.schema import Schema, Slot, key_of
 from daskps.data.tokens import Tokens
 from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError
@@ -15,15 +15,21 @@ from tests.data.file_checks import check
 from tests.data.text_twins import BadLineError, Row, lines_of, token_row
 
 SCHEMAS = {
-    "libsvm": Schema((Slot("features", kind="multi"),)),
-    "libffm": Schema((Slot("user", "0"), Slot("item", "1", raw=True), Slot("shop", "12", missing="key"))),
-    "slots": Schema(
+    "libsvm": Schema((Slot(name="features", kind="multi"),)),
+    "libffm": Schema(
         (
-            Slot("user"),
-            Slot("query", "q", kind="multi", missing="key"),
-            Slot("n", kind="integer"),
-            Slot("id", raw=True),
-            Slot("käse"),
+            Slot(name="user", column="0"),
+            Slot(name="item", column="1", raw=True),
+            Slot(name="shop", column="12", missing="key"),
+        )
+    ),
+    "multislot": Schema(
+        (
+            Slot(name="user"),
+            Slot(name="query", column="q", kind="multi", missing="key"),
+            Slot(name="n", kind="integer"),
+            Slot(name="id", raw=True),
+            Slot(name="käse"),
         )
     ),
 }
@@ -45,7 +51,7 @@ def tokens(style: str) -> st.SearchStrategy[bytes]:
     parts = {
         "libsvm": st.tuples(st.integers(0, 2**70).map(lambda x: b"%d" % x), numbers),
         "libffm": st.tuples(names, st.integers(0, 2**63).map(lambda x: b"%d" % x), numbers),
-        "slots": st.one_of(st.tuples(names, keys), st.tuples(names, keys, numbers)),
+        "multislot": st.one_of(st.tuples(names, keys), st.tuples(names, keys, numbers)),
     }[style]
     wild = st.lists(st.one_of(names, keys, numbers), max_size=4)
     return st.one_of(parts, parts, parts, wild).map(b":".join)
@@ -57,7 +63,7 @@ def good_tokens(style: str) -> st.SearchStrategy[bytes]:
     parts = {
         "libsvm": st.tuples(digits, value),
         "libffm": st.tuples(st.sampled_from([b"0", b"1", b"12"]), digits, value),
-        "slots": st.one_of(
+        "multislot": st.one_of(
             st.tuples(st.sampled_from([b"user", b"q", b"n", b"id", "käse".encode()]), digits),
             st.tuples(st.sampled_from([b"user", b"q"]), st.sampled_from([b"red", b"\xff"]), value),
         ),
@@ -78,7 +84,7 @@ def texts(draw: st.DrawFn, style: str) -> bytes:
     return end.join(lines) + (end if draw(st.booleans()) else b"")
 
 
-@pytest.mark.parametrize("style", ["libsvm", "libffm", "slots"])
+@pytest.mark.parametrize("style", ["libsvm", "libffm", "multislot"])
 def test_any_tokens_are_read_as_the_twin_reads_them(
     style: str, tmp_path_factory: pytest.TempPathFactory, pool: ComputePool
 ) -> None:
@@ -122,12 +128,16 @@ def test_weights_can_be_left_out(tmp_path: Path, pool: ComputePool) -> None:
 def test_what_token_text_cannot_hold_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"1 3:1\n")
     for format, schema, words in [
-        (Tokens("slots"), Schema((Slot("a"),), (Dense("price"),)), r"no columns, but the schema names \['price'\]"),
-        (Tokens("libsvm"), Schema((Slot("a"), Slot("b"))), "one slot, not"),
-        (Tokens("slots"), Schema((Slot("a"), Slot("b", "a"))), "two slots read the same tokens"),
+        (
+            Tokens("multislot"),
+            Schema((Slot(name="a"),), (Slot(name="price", kind="dense"),)),
+            r"no columns, but the schema names \['price'\]",
+        ),
+        (Tokens("libsvm"), Schema((Slot(name="a"), Slot(name="b"))), "one slot, not"),
+        (Tokens("multislot"), Schema((Slot(name="a"), Slot(name="b", column="a"))), "two slots read the same tokens"),
         (Tokens("libsvm"), SCHEMAS["libsvm"].unlabelled(), "libsvm text begin with a label, .* write a 0"),
         (Tokens("libffm"), SCHEMAS["libffm"].unlabelled(), "libffm text begin with a label, .* write a 0"),
-        (Tokens("slots"), SCHEMAS["slots"].unlabelled(), "slots text begin with a label, .* write a 0"),
+        (Tokens("multislot"), SCHEMAS["multislot"].unlabelled(), "multislot text begin with a label, .* write a 0"),
     ]:
         with pytest.raises(ConfigError, match=words):
             Source([str(tmp_path)], format, schema).index()

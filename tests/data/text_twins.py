@@ -145,7 +145,7 @@ def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: by
     dense = []
     for feature in schema.dense:
         at = place[feature.source]
-        dense.append(number(fields[at], at + 1) if fields[at] else np.float32(feature.missing))
+        dense.append(number(fields[at], at + 1) if fields[at] else np.float32(feature.missing_value))
     weight = 1.0
     if schema.example_weight:
         at = place[schema.example_weight] + 1
@@ -182,24 +182,24 @@ def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, has
     tokens = [token for token in re.split(rb"[ \t]", line) if token]
     if not tokens:
         raise BadLineError(LABEL, 1)
-    if style != "slots" and tokens[0].startswith(b"#"):
+    if style != "multislot" and tokens[0].startswith(b"#"):
         return None
-    label = label_of(tokens[0], style != "slots", 1)
+    label = label_of(tokens[0], style != "multislot", 1)
     places = {slot.source.encode(): at for at, slot in enumerate(schema.slots)}
     bags: list[list[int]] = [[] for _ in schema.slots]
     weights: list[list[float]] = [[] for _ in schema.slots]
     for column, token in enumerate(tokens[1:], start=2):
-        if style != "slots" and token.startswith(b"#"):
+        if style != "multislot" and token.startswith(b"#"):
             break
         parts = token.split(b":")
-        if len(parts) not in {"libsvm": (2,), "libffm": (3,), "slots": (2, 3)}[style]:
+        if len(parts) not in {"libsvm": (2,), "libffm": (3,), "multislot": (2, 3)}[style]:
             raise BadLineError(TOKEN, column)
         at = 0 if style == "libsvm" else places.get(parts.pop(0))
         if at is None and not ignore_unknown:
             raise BadLineError(UNKNOWN, column)
         if not parts[0]:
             raise BadLineError(TOKEN, column)
-        if style != "slots" and not re.fullmatch(rb"[0-9]+", parts[0]):
+        if style != "multislot" and not re.fullmatch(rb"[0-9]+", parts[0]):
             raise BadLineError(NOT_INTEGER, column)
         weight = number(parts[1], column) if len(parts) > 1 else np.float32(1)
         if at is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.config import Train, make_job
+from daskps.config import TrainSettings, make_job
 from daskps.driver.driver import Failures, Outcome, SnapshotPace, drive, pieces
 from daskps.driver.tasks import Tasks, WorkerClaim
 from daskps.errors import BackendError, LockedError, PeerError
@@ -162,7 +162,7 @@ def test_snapshots_by_time_are_as_far_apart_as_is_asked_and_19_times_what_they_t
     minutes: float, batches: list[tuple[float, bool, float]]
 ) -> None:
     """Every batch takes a while, may or may not end with a snapshot, and if it does the snapshot takes a while."""
-    pace, now, earliest = SnapshotPace(Train(snapshot_every_minutes=minutes), 0.0), 0.0, 60 * minutes
+    pace, now, earliest = SnapshotPace(TrainSettings(snapshot_every_minutes=minutes), 0.0), 0.0, 60 * minutes
     for number, (seconds, may, took) in enumerate(batches):
         now += seconds
         assert pace.is_due(number, now) == (now >= earliest)
@@ -176,7 +176,7 @@ def test_snapshots_by_time_are_as_far_apart_as_is_asked_and_19_times_what_they_t
 
 @given(every=st.integers(1, 7), minutes=st.floats(0, 1), batches=st.integers(1, 50))
 def test_snapshots_every_so_many_batches_ask_no_clock(every: int, minutes: float, batches: int) -> None:
-    pace, taken = SnapshotPace(Train(snapshot_every_batches=every, snapshot_every_minutes=minutes), 0.0), []
+    pace, taken = SnapshotPace(TrainSettings(snapshot_every_batches=every, snapshot_every_minutes=minutes), 0.0), []
     for batch in range(batches):
         if pace.is_due(batch, 1e9 * batch):
             pace.begin()
@@ -186,12 +186,12 @@ def test_snapshots_every_so_many_batches_ask_no_clock(every: int, minutes: float
 
 
 def test_a_job_that_says_nothing_of_snapshots_has_one_every_five_minutes() -> None:
-    pace = SnapshotPace(Train(), now=1_000.0)
+    pace = SnapshotPace(TrainSettings(), now=1_000.0)
     assert not pace.is_due(0, 1_299.0)
     assert pace.is_due(1, 1_300.0)
 
 
 def test_without_minutes_and_batches_no_snapshot_is_due_before_the_end() -> None:
-    pace = SnapshotPace(Train(snapshot_every_minutes=0), 0.0)
+    pace = SnapshotPace(TrainSettings(snapshot_every_minutes=0), 0.0)
     pace.publish(1.0, 0.0)
     assert not pace.is_due(0, 1e12)

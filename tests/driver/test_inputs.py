@@ -182,7 +182,7 @@ def test_readers_and_frames_follow_the_jobs_key_rule(tmp_path: Path, key_rule: i
     (tmp_path / "a.csv").write_text("label,id\n0,52.0\n1,True\n")
     data = {"format": "csv", "paths": [str(tmp_path / "a.csv")], "key_rule": key_rule}
     asked = make_job({"data": data, "slots": [{"name": "id"}]})
-    slot = Slot("id")
+    slot = Slot(name="id")
     wanted = [key_of(value, slot, key_rule=key_rule) for value in ("52.0", "True")]
     assert (wanted == [key_of(52, slot), key_of(1, slot)]) == (key_rule == 2)
     with ComputePool(1) as pool:
