@@ -310,8 +310,8 @@ def synthetic(job: Job) -> Synthetic:
     return Synthetic(
         examples=data.examples + job.data.validation_rows,
         slots=data.slots,
-        keys_per_slot=data.keys_per_bag,
-        key_space=data.keys_per_slot,
+        keys_per_bag=data.keys_per_bag,
+        keys_per_slot=data.keys_per_slot,
         zipf_exponent=data.zipf_exponent,
         dense=data.dense_features,
         drift_rows=data.drift_rows,

@@ -79,19 +79,19 @@ def as_float32(value: float) -> float:
         return float(np.float32(value))
 
 
-def _finite_inas_float32(value: float, info: pydantic.ValidationInfo) -> float:
+def _finite_in_float32(value: float, info: pydantic.ValidationInfo) -> float:
     if info.context != RECORDED and not np.isfinite(as_float32(value)):
         raise ValueError("must be a finite number, in float32 too")
     return value
 
 
-def _above_0_inas_float32(value: float, info: pydantic.ValidationInfo) -> float:
+def _above_0_in_float32(value: float, info: pydantic.ValidationInfo) -> float:
     if info.context != RECORDED and not as_float32(value) > 0:
         raise ValueError("must be above 0, in float32 too")
     return value
 
 
-def _below_1_inas_float32(value: float, info: pydantic.ValidationInfo) -> float:
+def _below_1_in_float32(value: float, info: pydantic.ValidationInfo) -> float:
     if info.context != RECORDED and not 0 <= as_float32(value) < 1:
         raise ValueError("must be at least 0 and below 1, in float32 too, which 0.99999998 and more are not")
     return value

@@ -16,7 +16,7 @@ from daskps.errors import ArgumentError, ConfigError, DataError, StoreError
 from tests.data.criteo_rows import criteo_text
 
 SLOTS = 4
-MADE = {"slots": SLOTS, "key_space": 500, "seed": 3}
+MADE = {"slots": SLOTS, "keys_per_slot": 500, "seed": 3}
 JOB: dict[str, Any] = {
     "tables": {"main": {"dimension": 4}},
     "model": {"hidden": [8]},

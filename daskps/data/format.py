@@ -1,4 +1,4 @@
-"""Interface of an input format (`Format`), and the index of its files, which locates any global example number."""
+"""The protocol of an input format (`Format`), and the index of its files, which locates any global example number."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class RowIndex:
 
 
 class BlockFile(Protocol):
-    """Interface of an open file."""
+    """Open file of a format."""
 
     def fetch(self, block: int) -> Any:
         """Return the payload of a block: text or a table. Fastest if blocks are fetched in order."""
@@ -152,8 +152,8 @@ class BlockFile(Protocol):
 
 
 class Parser(Protocol):
-    """Interface of a parser, which turns payloads into pieces of a batch. It has no state, so any number of threads may
-    use it."""
+    """Parser of a format: turns payloads into pieces of a batch. It has no state, so any number of threads may use
+    it."""
 
     @property
     def shape(self) -> Shape:
@@ -177,7 +177,22 @@ class Parser(Protocol):
 
 
 class Format(Protocol):
-    """Interface of an input format: how files are listed, indexed, opened and parsed."""
+    """Input format, an extension point: how files are listed, indexed, opened and parsed.
+
+    daskps/data/formats.py has the table of formats. Every format passes tests/contracts/test_format.py. `Source` and
+    `Reader` call a format like this, here for the first block of the first file:
+
+    >>> from daskps.data.batches import allocate, as_batch
+    >>> def first_block(format: Format, urls: list[str], schema: Schema) -> Batch:
+    ...     files = format.list(urls)
+    ...     parser = format.parser(schema, 0, files)  # raises ConfigError before anything is read
+    ...     blocks = format.index(files[0])
+    ...     part = Part(file=0, block=0, first=0, last=int(blocks.first_rows[1]))
+    ...     payload = parser.prepare(format.open(blocks, schema.columns).fetch(0))
+    ...     piece = allocate(part.rows, parser.most_keys(payload, part), parser.shape)
+    ...     piece.used = parser.parse(payload, part, piece)
+    ...     return as_batch(piece, parser.shape, first_row=0)
+    """
 
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
         """Return how many blocks may be fetched at the same time: 1 if a decoder must go through a file in order."""

@@ -2,7 +2,8 @@
 
 Input: a data frame with pandas, Arrow or cuDF partitions. Output: Arrow tables of the needed columns. On a cluster,
 workers compute a partition and its bytes go directly to the node that asked for it. Without a cluster, the reading
-thread computes it. Persist a frame that is expensive to compute, or that may differ when it is computed again.
+thread computes it. Persist a frame that is expensive to compute, or that may differ when it is computed again. Dask is
+imported inside functions: reading files does not need it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import distributed
 import numpy as np
 import pyarrow as pa
-from dask.base import compute
-from dask.delayed import delayed
 
 from daskps.data.bad import BadRowPolicy, BadRows
 from daskps.data.batches import allocate, as_batch, scale_logs
@@ -48,6 +46,8 @@ class Frame:
 
     def index(self, file: DataFile) -> FileBlocks:
         """Compute the length of every partition."""
+        from dask.delayed import delayed
+
         rows = _compute([delayed(len)(partition) for partition in self.partitions])
         return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64))
 
@@ -80,17 +80,14 @@ def frame_source(frame: Any, schema: Schema, hash_seed: int = 0, bad_rows: BadRo
 
 def _compute(values: Sequence[Any]) -> list[Any]:
     """Compute Dask values: on the cluster if this process or task belongs to one, else in this thread."""
-    client = _client()
-    if client is None:
+    import distributed
+    from dask.base import compute
+
+    try:
+        client = distributed.get_client()
+    except ValueError:
         return list(compute(*values, scheduler="synchronous"))
     return list(client.gather(client.compute(list(values)), direct=True))
-
-
-def _client() -> distributed.Client | None:
-    try:
-        return distributed.get_client()
-    except ValueError:
-        return None
 
 
 def _arrow(partition: Any, name: str = NAME) -> pa.Table:

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskps.device.native import library
+from daskps.device.native import library, mix64
 from daskps.errors import ConfigError, DataError
 from daskps.types import Int64s
-
-_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +95,3 @@ def cut_blocks(examples: int, parts: int, block_examples: int) -> list[int]:
     """Return the (parts + 1) bounds of nearly equal parts of `examples`; each part but the last has whole blocks."""
     blocks = -(-examples // block_examples)
     return [min(blocks * part // parts * block_examples, examples) for part in range(parts + 1)]
-
-
-def mix64(x: int) -> int:
-    """Return the 64-bit hash of one number, as `mix64` in the kernels computes it."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)

@@ -131,8 +131,8 @@ class Synthetic:
 
     examples: int
     slots: int = 16
-    keys_per_slot: int | tuple[int | tuple[int, int], ...] = 1  # per example; (low, high): uniform, both inclusive
-    key_space: int | tuple[int, ...] = 100_000  # number of distinct keys of a slot, 1 .. 2**64
+    keys_per_bag: int | tuple[int | tuple[int, int], ...] = 1  # keys of a slot in one example; (low, high): uniform
+    keys_per_slot: int | tuple[int, ...] = 100_000  # number of distinct keys of a slot, 1 .. 2**64
     zipf_exponent: float = 1.1  # P(k-th most popular key) ~ k**-exponent; 0 is uniform
     head_keys: int = 16  # beyond this rank, a key's influence falls as popularity ** 0.5; 0: all keys have the same
     dense: int = 0  # dense features, each of mean 0 and variance 1
@@ -155,7 +155,7 @@ class Synthetic:
         scales = (self.bias, self.weight_scale, self.interaction_scale, self.dense_scale)
         if not all(map(math.isfinite, scales)) or min(scales[1:]) < 0:
             raise ConfigError(f"bias and scales must be finite, and scales not negative; got {scales}")
-        for name in ("keys_per_slot", "key_space"):  # job files have lists where Python has tuples
+        for name in ("keys_per_bag", "keys_per_slot"):  # job files have lists where Python has tuples
             value = getattr(self, name)
             if not isinstance(value, int):
                 value = tuple(item if isinstance(item, int) else tuple(item) for item in value)
@@ -164,21 +164,21 @@ class Synthetic:
                     raise ConfigError(f"{name} names {len(value)} slots, but there are {self.slots}")
         for low, high in self.bag_sizes:
             if not 0 <= low <= high < 2**31:
-                raise ConfigError(f"keys per slot go from low to high, 0 <= low <= high, got ({low}, {high})")
-        for ranks in self.key_spaces:
+                raise ConfigError(f"keys_per_bag goes from low to high, 0 <= low <= high, got ({low}, {high})")
+        for ranks in self.distinct_keys:
             zipf_table(ranks, self.zipf_exponent)  # raises ConfigError for wrong settings
 
     @property
     def bag_sizes(self) -> tuple[tuple[int, int], ...]:
         """Return the (lowest, highest) number of keys per example of each slot."""
-        if isinstance(self.keys_per_slot, int):
-            return ((self.keys_per_slot, self.keys_per_slot),) * self.slots
-        return tuple((item, item) if isinstance(item, int) else item for item in self.keys_per_slot)
+        if isinstance(self.keys_per_bag, int):
+            return ((self.keys_per_bag, self.keys_per_bag),) * self.slots
+        return tuple((item, item) if isinstance(item, int) else item for item in self.keys_per_bag)
 
     @property
-    def key_spaces(self) -> tuple[int, ...]:
+    def distinct_keys(self) -> tuple[int, ...]:
         """Return the number of distinct keys of each slot."""
-        return (self.key_space,) * self.slots if isinstance(self.key_space, int) else self.key_space
+        return (self.keys_per_slot,) * self.slots if isinstance(self.keys_per_slot, int) else self.keys_per_slot
 
     @property
     def keys_per_example(self) -> float:
@@ -257,7 +257,7 @@ class _Generator:
     def __init__(self, config: Synthetic) -> None:
         self.config = config
         low, high = zip(*config.bag_sizes, strict=True)
-        tables = [zipf_table(ranks, config.zipf_exponent) for ranks in config.key_spaces]
+        tables = [zipf_table(ranks, config.zipf_exponent) for ranks in config.distinct_keys]
         dense_weights = np.empty(config.dense, np.float64)
         library().synth_normals(seed=config.seed, count=config.dense, normals=dense_weights)
         if config.dense:
@@ -272,7 +272,7 @@ class _Generator:
             **self.bags,
             **_stacked(tables),
             "strength": np.stack(
-                [zipf_strength(ranks, config.zipf_exponent, config.head_keys) for ranks in config.key_spaces]
+                [zipf_strength(ranks, config.zipf_exponent, config.head_keys) for ranks in config.distinct_keys]
             ),
             "exponent": config.zipf_exponent,
             "raw": config.raw_keys,

@@ -44,14 +44,14 @@ class Workload:
     """A mini-batch of the design's three."""
 
     slots: int
-    keys_per_slot: int  # occurrences of an example in each slot
+    keys_per_bag: int  # occurrences of an example in each slot
     dim: int
     examples: int
     slot_keys: int  # distinct keys of a slot
 
     @property
     def name(self) -> str:
-        return f"{self.slots} slots x {self.keys_per_slot} keys, D={self.dim}"
+        return f"{self.slots} slots x {self.keys_per_bag} keys, D={self.dim}"
 
     @property
     def rows(self) -> int:
@@ -59,7 +59,7 @@ class Workload:
 
     @property
     def occurrences(self) -> int:
-        return self.examples * self.slots * self.keys_per_slot
+        return self.examples * self.slots * self.keys_per_bag
 
 
 WORKLOADS = [Workload(26, 1, 16, 8192, 400_000), Workload(50, 2, 8, 4096, 200_000), Workload(100, 5, 8, 4096, 200_000)]
@@ -73,9 +73,9 @@ def zipf_ranks(rng: np.random.Generator, count: int, keys: int) -> np.ndarray:
 
 
 def indices(rng: np.random.Generator, work: Workload) -> np.ndarray:
-    """(examples, slots, keys_per_slot) row numbers within their slot; popular rows, the same in all mini-batches, are
+    """(examples, slots, keys_per_bag) row numbers within their slot; popular rows, the same in all mini-batches, are
     scattered over the slot."""
-    ranks = zipf_ranks(rng, work.occurrences, work.slot_keys).reshape(work.examples, work.slots, work.keys_per_slot)
+    ranks = zipf_ranks(rng, work.occurrences, work.slot_keys).reshape(work.examples, work.slots, work.keys_per_bag)
     scattered: np.ndarray = np.random.default_rng(5).permutation(work.slot_keys)[ranks]
     return scattered
 
@@ -128,7 +128,7 @@ class Ours:
         self.shards = join_shards([Shard(device, self.rows, build_table(device, keys=keys))])
         slot = (np.arange(work.slots) * work.slot_keys)[None, :, None]
         self.keys = [keys[(step + slot).ravel()] for step in steps]
-        self.offsets = np.arange(work.examples * work.slots + 1, dtype=np.int64) * work.keys_per_slot
+        self.offsets = np.arange(work.examples * work.slots + 1, dtype=np.int64) * work.keys_per_bag
         self.out = device.empty((work.examples, work.slots * work.dim), np.float32)
         self.status, self.optimizer = Status(device), Optimizer("rowwise_adagrad", RATE)
 
@@ -229,7 +229,7 @@ def fbgemm_step(work: Workload, steps: list[np.ndarray], gradient: np.ndarray) -
     )
     tables.init_embedding_weights_uniform(-0.01, 0.01)
     by_table = [torch.from_numpy(step.transpose(1, 0, 2).ravel().copy()) for step in steps]
-    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_slot
+    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_bag
     grad = torch.from_numpy(gradient)
 
     def run() -> None:
@@ -247,7 +247,7 @@ def torch_step(work: Workload, steps: list[np.ndarray], gradient: np.ndarray) ->
     optimizer = torch.optim.Adagrad(bags.parameters(), lr=RATE)
     slot = (np.arange(work.slots) * work.slot_keys)[None, :, None]
     inputs = [torch.from_numpy((step + slot).ravel()) for step in steps]
-    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_slot
+    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_bag
     grad = torch.from_numpy(gradient).reshape(-1, work.dim)
     warnings.filterwarnings("ignore", message="Sparse invariant checks")
 

@@ -40,7 +40,7 @@ def run(argv: list[str]) -> list[Result]:
     parser.add_argument("--examples", type=int, default=4096, help="examples of a step")
     arguments = parser.parse_args(argv)
     n = arguments.examples
-    config = Synthetic(n * STEPS, slots=4, key_space=(10**6, 100, 100, 100))
+    config = Synthetic(n * STEPS, slots=4, keys_per_slot=(10**6, 100, 100, 100))
     steps = [config.read(step * n, (step + 1) * n) for step in range(STEPS)]
     random = np.random.default_rng(0)
     logits = [random.normal(-2, 1.5, n).astype(np.float32) for _ in steps]

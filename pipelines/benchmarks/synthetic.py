@@ -26,11 +26,11 @@ def mix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def numpy_zipf(keys: int, exponent: float, key_space: int, seed: int) -> np.ndarray:
+def numpy_zipf(keys: int, exponent: float, keys_per_slot: int, seed: int) -> np.ndarray:
     """Hashed keys by NumPy's sampler, which has no upper bound: what is beyond is drawn again."""
     random = np.random.default_rng(seed)
     ranks = random.zipf(exponent, keys)
-    while len(beyond := np.flatnonzero(ranks > key_space)):
+    while len(beyond := np.flatnonzero(ranks > keys_per_slot)):
         ranks[beyond] = random.zipf(exponent, len(beyond))
     return mix64(ranks.astype(np.uint64))
 
@@ -53,7 +53,7 @@ def generating(pool: ComputePool, keys: int) -> list[Result]:
     results = []
     for slots, each in ((26, 1), (50, 2), (100, 5)):
         config = Synthetic(
-            keys // (slots * each), slots=slots, keys_per_slot=(each,) * slots, key_space=10**8, zipf_exponent=1.1
+            keys // (slots * each), slots=slots, keys_per_bag=(each,) * slots, keys_per_slot=10**8, zipf_exponent=1.1
         )
         count = config.examples * slots * each
         seconds = alternate(
@@ -74,7 +74,7 @@ def generating(pool: ComputePool, keys: int) -> list[Result]:
 def hashing(pool: ComputePool, keys: int) -> list[Result]:
     results = []
     for slots, each in ((50, 2), (100, 5)):
-        config = Synthetic(keys // (slots * each), slots=slots, keys_per_slot=(each,) * slots, key_space=10**8)
+        config = Synthetic(keys // (slots * each), slots=slots, keys_per_bag=(each,) * slots, keys_per_slot=10**8)
         batch = config.read(0, config.examples, pool)
         for bits in (16, 32):
             seconds = alternate(

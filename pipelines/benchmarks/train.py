@@ -102,7 +102,7 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
         "out": out,
         "data": {
             "format": "synthetic",
-            "synthetic": {"examples": 1, "slots": work.slots, "keys_per_bag": work.keys_per_slot},
+            "synthetic": {"examples": 1, "slots": work.slots, "keys_per_bag": work.keys_per_bag},
         },
         "tables": {"main": {"dimension": work.dim, "optimizer": {"kind": "rowwise_adagrad", "learning_rate": RATE}}},
         "model": {"hidden": HIDDEN, "optimizer": {"kind": "adagrad", "learning_rate": RATE}},
@@ -160,7 +160,7 @@ def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np
         width = size
     net = torch.nn.Sequential(*layers, torch.nn.Linear(width, 1))
     dense = torch.optim.Adagrad(net.parameters(), lr=RATE)
-    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_slot
+    offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_bag
     loss = torch.nn.BCEWithLogitsLoss()
     number = numbering(numbers, work, work.slot_keys if library == "fbgemm" else work.rows)
     if library == "fbgemm":
@@ -203,7 +203,7 @@ def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np
 
 def peer_seconds(step: Callable[[np.ndarray, np.ndarray], None], work: Workload, batch: Batch) -> float:
     """Seconds of one pass over `batch`."""
-    keys = batch.keys.reshape(-1, work.slots, work.keys_per_slot)
+    keys = batch.keys.reshape(-1, work.slots, work.keys_per_bag)
     start = time.perf_counter()
     for first in range(0, batch.examples, work.examples):
         step(keys[first : first + work.examples], batch.labels[first : first + work.examples])

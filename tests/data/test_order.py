@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskps.data.order import Order, Steps, cut_blocks, mix64
+from daskps.data.order import Order, Steps, cut_blocks
+from daskps.device.native import mix64
 from daskps.errors import ConfigError, DataError
 
 GOLDEN = 0x9E3779B97F4A7C15

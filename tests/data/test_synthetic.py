@@ -104,7 +104,7 @@ def example(config: Synthetic, row: int) -> tuple[list[list[int]], list[np.float
     means = [(low + high) / 2 for low, high in config.bag_sizes]
     pairs = (sum(means) ** 2 - sum(mean**2 for mean in means)) / 2
     bags, linear, total, within = [], 0.0, [0.0] * 4, 0.0
-    for slot, ((low, high), ranks) in enumerate(zip(config.bag_sizes, config.key_spaces, strict=True)):
+    for slot, ((low, high), ranks) in enumerate(zip(config.bag_sizes, config.distinct_keys, strict=True)):
         stream, bag, bag_linear, vector = Stream(base, slot), [], 0.0, [0.0] * 4
         count = low if low == high else low + (stream.next() * (high - low + 1) >> 64)
         strength = zipf_strength(ranks, config.zipf_exponent, config.head_keys).tolist()
@@ -163,8 +163,8 @@ def assert_equal(one: Batch, other: Batch) -> None:
 MIXED = Synthetic(
     1000,
     slots=5,
-    keys_per_slot=(1, (0, 3), 2, (1, 1), (0, 1)),
-    key_space=(1, 2**64, 100, 1000, 3),
+    keys_per_bag=(1, (0, 3), 2, (1, 1), (0, 1)),
+    keys_per_slot=(1, 2**64, 100, 1000, 3),
     dense=3,
     drift_rows=300,
     seed=2**64 - 1,
@@ -179,8 +179,8 @@ def configs() -> st.SearchStrategy[Synthetic]:
         return Synthetic(
             2**40,
             slots=slots,
-            keys_per_slot=tuple(draw(size) for _ in range(slots)),
-            key_space=tuple(draw(space) for _ in range(slots)),
+            keys_per_bag=tuple(draw(size) for _ in range(slots)),
+            keys_per_slot=tuple(draw(space) for _ in range(slots)),
             zipf_exponent=draw(st.sampled_from([0.0, 0.5, 1.0, 1.1, 2.0, 16.0])),
             head_keys=draw(st.sampled_from([0, 1, 16])),
             dense=draw(st.integers(0, 3)),
@@ -241,7 +241,7 @@ def test_every_cpu_variant_gives_the_same_bits(variant: str, monkeypatch: pytest
 
 
 def test_golden_values_hold_for_ever() -> None:
-    config = Synthetic(10**6, slots=3, keys_per_slot=(1, (1, 3), 1), key_space=(10, 1000, 2**64), dense=1, seed=42)
+    config = Synthetic(10**6, slots=3, keys_per_bag=(1, (1, 3), 1), keys_per_slot=(10, 1000, 2**64), dense=1, seed=42)
     batch = config.read(999_998, 10**6)
     assert batch.offsets.tolist() == GOLDEN_OFFSETS
     assert batch.keys.tolist() == GOLDEN_KEYS
@@ -280,7 +280,7 @@ def test_labels_are_calibrated_in_every_band_of_probability(pool: ComputePool) -
 
 
 def test_scales_are_standard_deviations_of_the_logit(pool: ComputePool) -> None:
-    flat = Synthetic(50_000, slots=8, keys_per_slot=3, zipf_exponent=0.2, key_space=2**64, dense=64)
+    flat = Synthetic(50_000, slots=8, keys_per_bag=3, zipf_exponent=0.2, keys_per_slot=2**64, dense=64)
     alone = {"weight_scale": 0.0, "interaction_scale": 0.0, "dense_scale": 0.0}
     for name in alone:
         config = dataclasses.replace(flat, **(alone | {name: 1.5}))  # type: ignore[arg-type]
@@ -303,7 +303,7 @@ def test_drift_turns_the_weights_around() -> None:
 
 
 def test_slots_do_not_share_hashed_keys() -> None:
-    batch = Synthetic(20_000, slots=4, key_space=5000).read(0, 20_000)
+    batch = Synthetic(20_000, slots=4, keys_per_slot=5000).read(0, 20_000)
     by_slot = [np.unique(batch.keys[slot::4]) for slot in range(4)]
     assert len(np.unique(np.concatenate(by_slot))) == sum(map(len, by_slot))
 
@@ -312,7 +312,7 @@ def test_slots_do_not_share_hashed_keys() -> None:
 
 
 def test_the_best_auc_and_log_loss_are_exact() -> None:
-    config = Synthetic(300, slots=1, key_space=5, zipf_exponent=0.5)  # five keys: many ties
+    config = Synthetic(300, slots=1, keys_per_slot=5, zipf_exponent=0.5)  # five keys: many ties
     labels, truth = config.truth(0, 300)
     ones, zeros = truth[labels == 1], truth[labels == 0]
     wins = sum((p > q) + 0.5 * (p == q) for p in ones for q in zeros)
@@ -363,12 +363,12 @@ def test_rows_outside_are_refused(rows: tuple[int, int]) -> None:
         ({"slots": 0}, "at least one slot"),
         ({"drift_rows": -1}, "drift_rows must not be negative, got -1"),
         ({"seed": 2**64}, "64-bit"),
-        ({"key_space": 0}, "1 to 2\\*\\*64 keys"),
-        ({"key_space": 2**64 + 1}, "1 to 2\\*\\*64 keys"),
+        ({"keys_per_slot": 0}, "1 to 2\\*\\*64 keys"),
+        ({"keys_per_slot": 2**64 + 1}, "1 to 2\\*\\*64 keys"),
         ({"zipf_exponent": -0.1}, "lies in 0 .. 16, got -0.1"),
         ({"zipf_exponent": math.nan}, "lies in 0 .. 16, got nan"),
-        ({"keys_per_slot": (1, 2)}, "names 2 slots, but there are 16"),
-        ({"keys_per_slot": ((3, 2),) * 16}, r"got \(3, 2\)"),
+        ({"keys_per_bag": (1, 2)}, "names 2 slots, but there are 16"),
+        ({"keys_per_bag": ((3, 2),) * 16}, r"got \(3, 2\)"),
         ({"weight_scale": -1.0}, "scales not negative"),
         ({"bias": math.inf}, "must be finite"),
     ],
@@ -379,8 +379,8 @@ def test_impossible_descriptions_are_refused(settings: dict[str, object], messag
 
 
 def test_lists_from_a_job_file_are_taken_as_tuples() -> None:
-    config = Synthetic(5, slots=2, keys_per_slot=[1, [2, 3]], key_space=[5, 6])  # type: ignore[arg-type]
-    assert config == Synthetic(5, slots=2, keys_per_slot=(1, (2, 3)), key_space=(5, 6))
+    config = Synthetic(5, slots=2, keys_per_bag=[1, [2, 3]], keys_per_slot=[5, 6])  # type: ignore[arg-type]
+    assert config == Synthetic(5, slots=2, keys_per_bag=(1, (2, 3)), keys_per_slot=(5, 6))
     assert hash(config) == hash(dataclasses.replace(config))
 
 

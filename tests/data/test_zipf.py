@@ -14,7 +14,7 @@ from daskps.data.synthetic import Synthetic, zipf_strength, zipf_table
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 0.99, 1.0, 1.01, 1.5, 3.0])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 100, 1000])
 def test_keys_follow_zipfs_law(ranks: int, exponent: float) -> None:
-    config = Synthetic(100_000, slots=2, key_space=ranks, zipf_exponent=exponent, raw_keys=True)
+    config = Synthetic(100_000, slots=2, keys_per_slot=ranks, zipf_exponent=exponent, raw_keys=True)
     counts = np.bincount(config.read(0, 100_000).keys.astype(np.int64), minlength=ranks)
     law = np.arange(1, ranks + 1, dtype=np.float64) ** -exponent
     expected = counts.sum() * law / law.sum()
@@ -30,7 +30,7 @@ def test_keys_follow_zipfs_law(ranks: int, exponent: float) -> None:
 @pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0, 1.05])
 @pytest.mark.parametrize("ranks", [10**9, 2**63 + 12345, 2**64])
 def test_octaves_of_a_huge_key_space_have_their_share(ranks: int, exponent: float) -> None:
-    config = Synthetic(200_000, slots=1, key_space=ranks, zipf_exponent=exponent, raw_keys=True)
+    config = Synthetic(200_000, slots=1, keys_per_slot=ranks, zipf_exponent=exponent, raw_keys=True)
     keys = config.read(0, 200_000).keys
     octaves = np.bincount([int(key + 1).bit_length() - 1 for key in keys.tolist()], minlength=65)
 
@@ -50,7 +50,7 @@ def test_octaves_of_a_huge_key_space_have_their_share(ranks: int, exponent: floa
 
 
 def test_every_bit_of_a_huge_rank_is_random() -> None:
-    keys = Synthetic(20_000, slots=1, key_space=2**64, zipf_exponent=0.5, raw_keys=True).read(0, 20_000).keys
+    keys = Synthetic(20_000, slots=1, keys_per_slot=2**64, zipf_exponent=0.5, raw_keys=True).read(0, 20_000).keys
     ones = (keys[keys >= 2**60][:, None] >> np.arange(60, dtype=np.uint64) & np.uint64(1)).mean(axis=0)
     assert abs(ones[:56] - 0.5).max() < 5 * 0.5 / math.sqrt((keys >= 2**60).sum())
 

@@ -36,7 +36,7 @@ def data(kind: str, path: Path, examples: int) -> Settings:
     if kind == "criteo":
         file.write_bytes(criteo_text(examples))
         return {"data": {"format": "criteo", "paths": [str(file)]}}
-    made = Synthetic(examples=examples, slots=SLOTS, keys_per_slot=3, key_space=50_000)
+    made = Synthetic(examples=examples, slots=SLOTS, keys_per_bag=3, keys_per_slot=50_000)
     made.write_parquet(file, row_group_rows=2_000)
     slots = [{"name": f"slot{slot}", "kind": "multi", "raw": True} for slot in range(SLOTS)]
     return {"data": {"format": "parquet", "paths": [str(file)]}, "slots": slots}
