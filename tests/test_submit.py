@@ -13,9 +13,9 @@ from distributed import Client, LocalCluster
 
 import daskps
 from daskps.driver.driver import Outcome
-from daskps.node.dask import THREADS
 from daskps.reports import Progress
 from daskps.storage.model_directory import ModelDirectory
+from tests.clusters import cluster_in_process
 
 submitting = sys.modules["daskps.api"]  # in the package its name is the function's
 LONG = {"format": "synthetic", "synthetic": {"examples": 100_000_000, "slots": 3, "keys_per_slot": 500}}
@@ -30,9 +30,7 @@ JOB: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2, processes=False, threads_per_worker=THREADS, memory_limit=0, dashboard_address=":0"
-    ) as cluster:
+    with cluster_in_process(2, dashboard=True) as cluster:
         yield cluster
 
 

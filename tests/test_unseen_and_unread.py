@@ -155,7 +155,7 @@ def test_lenient_predict_writes_nulls_for_what_it_could_not_read(model: Path, tm
     assert value["rows"] == 6
     assert value["predicted"] == 3
     assert value["mean_probability"] == pytest.approx(expected)
-    assert "3 of 6 rows hold no example that could be read, and have null" in text
+    assert "3 of 6 examples could not be read and have null" in text
     assert value["key_counts"]["id"] == {"keys": 3, "unseen": 0}
 
 

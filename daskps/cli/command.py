@@ -177,7 +177,8 @@ def unseen_words(counts: Mapping[str, tuple[int, int]]) -> str:
 
 def bad_rows_facts(bad_rows: BadRows) -> list[tuple[str, str]]:
     """Return the skipped examples as (name, text) pairs for `facts`, one per reason."""
-    return [("skipped", f"{count:,} bad rows: {reason}, as in {place}") for reason, (count, place) in bad_rows.items()]
+    counts = bad_rows.items()
+    return [("skipped", f"{count:,} bad examples: {reason}, as in {place}") for reason, (count, place) in counts]
 
 
 model_argument = click.argument("model", type=click.Path(exists=True, file_okay=False))

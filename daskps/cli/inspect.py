@@ -107,8 +107,8 @@ def health(model: Model) -> list[str]:
     if state.epoch > model.snapshot.epoch:
         notes.append(
             f"a run began (incarnation {state.epoch}) after snapshot {model.snapshot.id} and has published nothing "
-            "since: "
-            "it is training now, had nothing to do, or was interrupted; `daskps train JOB --resume` goes on from there"
+            "since: it is training now, had nothing to do, or was interrupted; "
+            "`daskps train JOB --resume` goes on from there"
         )
     for name, figures in model.statistics()["tables"].items():
         stale = figures["stale_rows"] / max(figures["stale_rows"] + figures["rows"], 1)
@@ -129,7 +129,7 @@ def as_text(value: dict[str, Any]) -> str:
     top = facts(
         [
             ("model", f"{value['name']} in {value['model']}"),
-            ("snapshot", f"{value['snapshot']}: batch {value['batch']}, row {value['position']:,} of the data"),
+            ("snapshot", f"{value['snapshot']}: batch {value['batch']}, example {value['position']:,} of the data"),
             (metrics_name(metrics), shown or "-"),
             ("network", f"{network}, {value['dense_parameters']:,} parameters"),
             ("rows", f"{rows:,}"),
@@ -181,4 +181,4 @@ def snapshot_table(snapshots: list[dict[str, Any]]) -> str:
         )
         for item in snapshots
     ]
-    return table(rows, ("snapshot", "created", "row", "AUC", "of"))
+    return table(rows, ("snapshot", "created", "example", "AUC", "of"))

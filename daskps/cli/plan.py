@@ -74,9 +74,9 @@ def plan_command(
     if sum(given is not None for given in (job, model, run)) > 1:
         raise click.UsageError("give JOB, --model or --calibrate, not several of them")
     if job is None and (cores is not None or assignments):
-        raise click.UsageError("--cores and --set are for JOB: a run and the paper's models are what they were")
+        raise click.UsageError("--cores and --set are for JOB: a finished run and the paper's models cannot be changed")
     if job is None and run is None and rows is not None:
-        raise click.UsageError("--rows is for JOB and --calibrate: the paper's models have theirs")
+        raise click.UsageError("--rows is for JOB and --calibrate: the paper's models have a given number of rows")
     letter = None
     if run is not None:
         work, values = calibrate(run, rows)
@@ -186,7 +186,7 @@ def _against_paper(letter: str, estimates: list[Estimate]) -> list[str]:
         if letter.upper() == "E" and (stated := E_SPEED_UP.get(one.nodes)):
             lines.append(
                 f"the paper's speed-up on {one.nodes} nodes is {stated}, this is {one.speed_up:.2f} "
-                f"({100 * (one.speed_up / stated - 1):+.1f}%); it hangs on network_share, which is assumed"
+                f"({100 * (one.speed_up / stated - 1):+.1f}%); it depends on network_share, which is assumed"
             )
     return lines
 

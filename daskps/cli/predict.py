@@ -80,8 +80,8 @@ def predict(
         "key_counts": key_counts_value(counts),
         "bad_rows": bad_rows_value(bad_rows),
     }
-    done = f"{predicted:,} rows predicted into {output}, {mean:.4f} on average (snapshot {name})"
+    done = f"{predicted:,} examples predicted into {output}, {mean:.4f} on average (snapshot {name})"
     if predicted < rows:
-        done += f"; {rows - predicted:,} of {rows:,} rows hold no example that could be read, and have null"
+        done += f"; {rows - predicted:,} of {rows:,} examples could not be read and have null"
     told = [done, f"keys that the model has never seen: {unseen_words(counts)}"]
     return value, "\n".join([*told, *(what for _, what in bad_rows_facts(bad_rows))])

@@ -69,7 +69,7 @@ def lines(progress: Progress, columns: int = 120) -> tuple[str, str]:
     done = progress.position / max(progress.stop_position, 1)
     rates = hit_rates(progress.counts)
     words = (
-        f"  {progress.position:,} of {progress.stop_position:,} rows"
+        f"  {progress.position:,} of {progress.stop_position:,} examples"
         f"  {progress.examples_per_second:,.0f} examples/s  {duration(progress.seconds_left)} left"
     )
     whole = min(max(columns - len(words) - 5, 4), BAR_CELLS)

@@ -35,7 +35,7 @@ def batch_line(figures: BatchFigures) -> str:
     rates = figures.rates
     parts = [
         f"batch {figures.batch}",
-        f"{percent(done)} of {figures.stop_position:,} rows",
+        f"{percent(done)} of {figures.stop_position:,} examples",
         f"{figures.examples_per_second:,.0f} examples/s",
         f"{metrics_name(figures.metrics)} AUC {auc:.4f}" if auc is not None else "",
         f"hits HBM {percent(rates['hbm'])} memory {percent(rates['memory'])} SSD {percent(rates['disk'])} "

@@ -342,7 +342,7 @@ def _auc(record: Record, batches: list[BatchFigures]) -> str:
         first = batches[0].position
         ends = [first, max(batches[-1].position, first + 1)]
         lines.append(Line("best possible", "var(--quiet)", ends, [record.best["auc"]] * 2))
-    chart = line_chart(lines, x_label="rows of the data", y_format=lambda value: f"{value:.3f}")
+    chart = line_chart(lines, x_label="examples", y_format=lambda value: f"{value:.3f}")
     words = "every step is predicted before it is trained on, from the start of its pass on; only the first pass is "
     return _chart_card("AUC", f"{words}progressive, of examples that were never learned from", lines, chart)
 
@@ -355,7 +355,7 @@ def _where_known(points: list[tuple[int, float]]) -> tuple[list[int], list[float
 
 def _rate(batches: list[BatchFigures], rows: list[int]) -> str:
     lines = [Line("examples/s", "var(--train)", rows, [figures.examples_per_second for figures in batches])]
-    chart = line_chart(lines, x_label="rows of the data", low=0)
+    chart = line_chart(lines, x_label="examples", low=0)
     return _chart_card("Examples per second", "mean over the last four batches", lines, chart)
 
 

@@ -209,10 +209,8 @@ class Ours:
         }
 
 
-def fbgemm_step(work: Workload, steps: list[np.ndarray], gradient: np.ndarray) -> Callable[[], object] | None:
-    torch = _peer("torch")
-    if torch is None or _peer("fbgemm_gpu") is None:
-        return None
+def fbgemm_tables(work: Workload) -> Any:
+    """Return FBGEMM's tables of a workload on the CPU, one per slot, with rowwise Adagrad."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -220,13 +218,20 @@ def fbgemm_step(work: Workload, steps: list[np.ndarray], gradient: np.ndarray) -
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    tables = SplitTableBatchedEmbeddingBagsCodegen(
+    return SplitTableBatchedEmbeddingBagsCodegen(
         [(work.slot_keys, work.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * work.slots,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         learning_rate=RATE,
         eps=1e-8,
         pooling_mode=PoolingMode.SUM,
     )
+
+
+def fbgemm_step(work: Workload, steps: list[np.ndarray], gradient: np.ndarray) -> Callable[[], object] | None:
+    torch = _peer("torch")
+    if torch is None or _peer("fbgemm_gpu") is None:
+        return None
+    tables = fbgemm_tables(work)
     tables.init_embedding_weights_uniform(-0.01, 0.01)
     by_table = [torch.from_numpy(step.transpose(1, 0, 2).ravel().copy()) for step in steps]
     offsets = torch.arange(work.slots * work.examples + 1, dtype=torch.int64) * work.keys_per_bag

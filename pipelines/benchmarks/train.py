@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Result, missing
-from benchmarks.kernels import EXPONENT, RATE, WORKLOADS, Workload, indices
+from benchmarks.kernels import EXPONENT, RATE, WORKLOADS, Workload, fbgemm_tables, indices
 from benchmarks.large import larger_than_memory
 from daskps import build
 from daskps.config import Job, make_job
@@ -164,20 +164,7 @@ def peer_step(kind: str, work: Workload, cores: int) -> Callable[[np.ndarray, np
     loss = torch.nn.BCEWithLogitsLoss()
     number = numbering(numbers, work, work.slot_keys if library == "fbgemm" else work.rows)
     if library == "fbgemm":
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
-        tables = SplitTableBatchedEmbeddingBagsCodegen(
-            [(work.slot_keys, work.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * work.slots,
-            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=RATE,
-            eps=1e-8,
-            pooling_mode=PoolingMode.SUM,
-        )
+        tables = fbgemm_tables(work)
 
         def embed(keys: np.ndarray) -> Any:
             return tables(torch.from_numpy(number(keys).transpose(1, 0, 2).ravel()), offsets)

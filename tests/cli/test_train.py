@@ -110,7 +110,7 @@ def test_rows_that_lenient_reading_skips_are_told_by_reason(tmp_path: Path, run:
     assert [sum(line[name] for line in batches) for name in ("examples", "skipped")] == [2_000, 2]
     assert (reason, told["rows"]) == ("the label is not 0 or 1", 2)
     assert "rows.txt, line 11" in told["first"]
-    words = "2 bad rows: the label is not 0 or 1, as in"
+    words = "2 bad examples: the label is not 0 or 1, as in"
     assert words in run("train", job, "--out", tmp_path / "b").stdout
     evaluated = ("evaluate", tmp_path / "a", tmp_path / "rows.txt")
     predicted = ("predict", tmp_path / "a", tmp_path / "rows.txt", "-o", tmp_path / "predictions.parquet")

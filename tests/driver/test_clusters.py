@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster, Security
+from distributed import Client, Security
 from distributed.comm import tcp
 
 from daskps.config import make_job
 from daskps.driver.dask import run_job
 from daskps.errors import ConfigError, PeerError
-from daskps.node.dask import THREADS
 from daskps.reports import Progress
+from tests.clusters import cluster_in_process
 from tests.driver.helpers import (
     CHECKED,
     FEW,
@@ -44,17 +44,7 @@ def encrypted() -> Iterator[Client]:
     """Three workers in this process that speak TLS only."""
     security = Security.temporary()
     with (
-        LocalCluster(
-            n_workers=3,
-            processes=False,
-            protocol="tls://",
-            security=security,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
+        cluster_in_process(3, protocol="tls://", security=security) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
     ):
         yield client

@@ -26,6 +26,7 @@ from daskps.errors import BackendError, LockedError, PeerError
 from daskps.node.dask import FRACTIONS, NAME, THREADS, leave
 from daskps.reports import Progress
 from daskps.view.dask import collect_on
+from tests.clusters import cluster_in_process
 from tests.driver.helpers import FEW, SMALL, Alone, Settings, merged, model_bits, started_by_hand
 
 SMALL_BATCHES: Settings = {"train": {"batch_examples": 500}}
@@ -403,15 +404,7 @@ def test_a_cluster_that_adapts_grows_from_nothing_for_a_run_and_keeps_its_worker
             time.sleep(2)  # twenty times as long as Dask needs to close workers without tasks
 
     with (
-        LocalCluster(
-            n_workers=0,
-            processes=False,
-            threads_per_worker=THREADS,
-            memory_limit=0,
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            scheduler_kwargs={"dashboard_address": ":0"},
-        ) as cluster,
+        cluster_in_process(0) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         cluster.adapt(minimum=0, maximum=2, interval="50ms", wait_count=2)

@@ -151,6 +151,18 @@ def test_every_gradient_inside_is_rounded_to_the_nearest(node, value):
     assert (sums == int(np.rint(np.float64(np.float32(value)) * 2.0**36))).all()
 
 
+def overflow(status):
+    """Add two sums that are out of range together, which sets the status."""
+    device = status.device
+    add_sums(
+        device,
+        sums=device.from_host(np.full((1, 1), 2**60)),
+        positions=device.zeros(1, np.int32),
+        received=device.from_host(np.full((1, 1), 2**60 + 1)),
+        status=status,
+    )
+
+
 def test_a_sum_that_leaves_its_range_is_reported_before_it_can_wrap(node):
     examples = 3000  # times 30000 is more than 2^25, and far less than where 64 bits would wrap
     gradient = np.full((examples, 1), 30_000, np.float32)
@@ -167,13 +179,7 @@ def test_a_sum_that_leaves_its_range_is_reported_before_it_can_wrap(node):
         )
     device = node(1)[0]
     status = Status(device)
-    add_sums(
-        device,
-        sums=device.from_host(np.full((1, 1), 2**60)),
-        positions=device.zeros(1, np.int32),
-        received=device.from_host(np.full((1, 1), 2**60 + 1)),
-        status=status,
-    )
+    overflow(status)
     with pytest.raises(NonFiniteError):
         status.check()
     status.check()  # reported once
@@ -183,13 +189,7 @@ def test_every_device_clears_its_own_status(node):
     for device in node(2):
         status = Status(device)
         for _ in range(2):
-            add_sums(
-                device,
-                sums=device.from_host(np.full((1, 1), 2**60)),
-                positions=device.zeros(1, np.int32),
-                received=device.from_host(np.full((1, 1), 2**60 + 1)),
-                status=status,
-            )
+            overflow(status)
             with pytest.raises(NonFiniteError):
                 status.check()
         status.check()

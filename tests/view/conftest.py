@@ -9,15 +9,13 @@ from distributed import Client, LocalCluster
 
 import daskps
 from daskps.driver.driver import Outcome
-from daskps.node.dask import THREADS
+from tests.clusters import cluster_in_process
 from tests.view.helpers import JOB
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=1, processes=False, threads_per_worker=THREADS, memory_limit=0, dashboard_address=":0"
-    ) as cluster:
+    with cluster_in_process(1, dashboard=True) as cluster:
         yield cluster
 
 
