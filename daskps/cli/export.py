@@ -15,7 +15,7 @@ from daskps import build
 from daskps.cli.command import command, facts, model_argument, snapshot_option
 from daskps.config import Job
 from daskps.model import Model, open_model
-from daskps.storage.output import whole
+from daskps.storage.output import atomic_output
 from daskps.types import Field, Floats, RowLayout
 from daskps.view.words import size
 
@@ -42,7 +42,7 @@ def export(model: str, output: Path, kind: str, state: bool, snapshot: str | Non
     """Write MODEL as plain files: keys and embeddings of every table, and the dense network."""
     if output.exists() and any(output.iterdir()):
         raise click.BadParameter(f"{output} is not empty; choose a new folder", param_hint="--output")
-    with open_model(model, snapshot=snapshot) as opened, whole(output, folder=True) as unfinished:
+    with open_model(model, snapshot=snapshot) as opened, atomic_output(output, folder=True) as unfinished:
         rows = {}
         for table in opened.tables:
             fields = _fields(opened, table, state)

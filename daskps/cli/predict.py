@@ -20,7 +20,7 @@ from daskps.cli.command import (
     unseen_words,
 )
 from daskps.model import open_model
-from daskps.storage.output import whole
+from daskps.storage.output import atomic_output
 
 EPILOG = """\b
 Examples:
@@ -51,7 +51,7 @@ def predict(
     rows, predicted, clicks = 0, 0, 0.0
     with (
         open_model(model, snapshot=snapshot) as opened,
-        whole(output) as unfinished,
+        atomic_output(output) as unfinished,
         pq.ParquetWriter(unfinished, schema, compression="zstd") as writer,
     ):
         examples = opened.read(data, format, labelled=not unlabelled, label_needed=False)

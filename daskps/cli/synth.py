@@ -13,7 +13,7 @@ from daskps.cli.command import command, facts
 from daskps.config import make_job, read_job
 from daskps.data.settings import SyntheticSettings
 from daskps.device.pool import ComputePool
-from daskps.storage.output import whole
+from daskps.storage.output import atomic_output
 from daskps.view.words import size
 
 EPILOG = """\b
@@ -55,7 +55,7 @@ def synth(output: Path, job: Path | None, **given: Any) -> tuple[Any, ...]:
     settings = {"data": {"format": "synthetic", "synthetic": changed, "validation_rows": more}}
     generator = synthetic(make_job(settings))
     with ComputePool(len(os.sched_getaffinity(0))) as pool:
-        with whole(output) as unfinished:
+        with atomic_output(output) as unfinished:
             generator.write_parquet(unfinished, pool=pool)
         best = generator.best(0, generator.examples, pool)
     value: dict[str, Any] = {

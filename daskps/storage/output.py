@@ -25,7 +25,7 @@ SUFFIX = ".unfinished"  # end of a temporary name
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str], *, folder: bool = False) -> Iterator[Path]:
+def atomic_output(path: str | os.PathLike[str], *, folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path` for a file or a new folder; rename it at the end, or remove it on error.
 
     An existing file is replaced. An existing folder must be empty.

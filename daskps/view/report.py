@@ -20,7 +20,7 @@ from typing import Any
 
 from daskps.nn.architecture import network_title
 from daskps.reports import Thinned
-from daskps.storage.output import whole
+from daskps.storage.output import atomic_output
 from daskps.types import Stage
 from daskps.view.figures import BatchFigures, Record, hit_rates
 from daskps.view.settings import settings_text
@@ -223,7 +223,7 @@ def write_report(record: Record, directory: str | os.PathLike[str]) -> str:
     name = datetime.fromtimestamp(record.started, UTC).strftime("%Y%m%d-%H%M%S")
     path = Path(directory) / "reports" / f"{name}-{record.run or 'run'}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as unfinished:
+    with atomic_output(path) as unfinished:
         unfinished.write_text(render(record), encoding="utf-8")
     return os.fspath(path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from daskps.storage.output import whole
+from daskps.storage.output import atomic_output
 from tests.cli.helpers import Run
 
 # Says so and waits when a part of the output is written: a row group, or, of NumPy files, the tables.
@@ -77,9 +77,9 @@ def test_a_url_is_refused_and_no_folder_of_its_name_is_made(
 
 
 def test_a_writer_that_lives_keeps_its_unfinished_file_and_the_last_one_wins(tmp_path: Path) -> None:
-    with whole(tmp_path / "out") as first:
+    with atomic_output(tmp_path / "out") as first:
         first.write_text("first")
-        with whole(tmp_path / "out") as second:
+        with atomic_output(tmp_path / "out") as second:
             assert first.exists()
             second.write_text("second")
         assert (tmp_path / "out").read_text() == "second"
@@ -92,20 +92,20 @@ def test_leftovers_of_other_outputs_and_of_living_writers_stay(tmp_path: Path) -
         (tmp_path / name).write_text("part")
     with (tmp_path / ".out.1.unfinished").open() as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
-        with whole(tmp_path / "out") as unfinished:
+        with atomic_output(tmp_path / "out") as unfinished:
             unfinished.write_text("all")
     assert sorted(os.listdir(tmp_path)) == [".other.0.unfinished", ".out.1.unfinished", "out"]
 
 
 def test_an_error_leaves_what_was_there_and_a_device_is_written_itself(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("earlier")
-    with pytest.raises(TypeError), whole(tmp_path / "out") as unfinished:
+    with pytest.raises(TypeError), atomic_output(tmp_path / "out") as unfinished:
         unfinished.write_text(b"not a text")  # type: ignore[arg-type]
     assert (tmp_path / "out").read_text() == "earlier"
-    with whole("/dev/null") as device:
+    with atomic_output("/dev/null") as device:
         assert device == Path("/dev/null")
-    with pytest.raises(FileNotFoundError, match="missing"), whole(tmp_path / "missing" / "out"):
+    with pytest.raises(FileNotFoundError, match="missing"), atomic_output(tmp_path / "missing" / "out"):
         pass
-    with whole(tmp_path / "new" / "folder", folder=True) as unfinished:
+    with atomic_output(tmp_path / "new" / "folder", folder=True) as unfinished:
         (unfinished / "file").write_text("all")
     assert (tmp_path / "new" / "folder" / "file").read_text() == "all"
