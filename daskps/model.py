@@ -77,7 +77,7 @@ def compact(path: str) -> Compaction:
     with _tables(directory, last) as tables:
         stores = [store for table in tables.values() for store in table.stores.values()]
         before = sum(store.disk_bytes for store in stores)
-        incarnation = directory.begin_epoch("compact")
+        incarnation = directory.begin_incarnation("compact")
         _apply_log(directory, tables)
         moved = 0
         for store in stores:

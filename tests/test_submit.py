@@ -113,7 +113,7 @@ def test_what_a_run_raises_is_final(cluster: LocalCluster, tmp_path: Path) -> No
         with pytest.raises(daskps.DaskpsError, match="line 602"):
             run.result()
         assert run.status()["state"] == "failed"
-    assert ModelDirectory(str(tmp_path / "m")).state().epoch == 1
+    assert ModelDirectory(str(tmp_path / "m")).state().incarnation == 1
 
 
 def test_a_driver_whose_result_was_lost_with_its_worker_tells_it_again(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_driver_whose_result_was_lost_with_its_worker_tells_it_again(cluster: 
     with Client(cluster, set_as_default=False) as client:
         result = daskps.submit(job, client, name="over").result()
         assert submitting._drive_with(client, job, "over", 0.0) == result  # what Dask then runs
-    assert ModelDirectory(str(tmp_path / "m")).state().epoch == 1
+    assert ModelDirectory(str(tmp_path / "m")).state().incarnation == 1
 
 
 def test_a_scheduler_that_is_slow_to_say_whether_to_stop_ends_no_run(

@@ -104,11 +104,11 @@ def health(model: Model) -> list[str]:
     """Return remarks on problems of the model; an empty list if there are none."""
     notes = []
     state = model.directory.state()
-    if state.epoch > model.snapshot.epoch:
+    if state.incarnation > model.snapshot.epoch:
         notes.append(
-            f"a run began (incarnation {state.epoch}) after snapshot {model.snapshot.id} and has published nothing "
-            "since: it is training now, had nothing to do, or was interrupted; "
-            "`daskps train JOB --resume` goes on from there"
+            f"a run began (incarnation {state.incarnation}) after snapshot {model.snapshot.id} and has published "
+            "nothing since: it is training now, had nothing to do, or was interrupted; `daskps train JOB --resume` "
+            "goes on from there"
         )
     for name, figures in model.statistics()["tables"].items():
         stale = figures["stale_rows"] / max(figures["stale_rows"] + figures["rows"], 1)

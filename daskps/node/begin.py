@@ -20,7 +20,7 @@ from daskps.node.tables import check_clearable
 from daskps.ssd.table_store import make_table, partition_name
 from daskps.storage.files import files_at
 from daskps.storage.log import Entry
-from daskps.storage.model_directory import Epoch, ModelDirectory
+from daskps.storage.model_directory import Incarnation, ModelDirectory
 from daskps.storage.partition import Placement
 from daskps.version import NUMERICS
 
@@ -165,16 +165,16 @@ def check_unlocked(job: Job) -> None:
                     files.close()
 
 
-def take_over(directory: ModelDirectory, run: str, previous: int) -> Epoch:
+def take_over(directory: ModelDirectory, run: str, previous: int) -> Incarnation:
     """Begin the next incarnation; raise TrainingError if another run has begun one since `previous`."""
     state = directory.state()
     # A newer incarnation of this same run is fine: it may have begun just before its driver lost a worker.
-    if previous and state.epoch != previous and state.run != run:
+    if previous and state.incarnation != previous and state.run != run:
         raise TrainingError(
-            f"{directory.path} was taken over by another run (incarnation {state.epoch}) while this one was in "
+            f"{directory.path} was taken over by another run (incarnation {state.incarnation}) while this one was in "
             f"incarnation {previous}; nothing is lost: let the other one go on, or stop it and train again"
         )
-    incarnation = directory.begin_epoch(run, state)
+    incarnation = directory.begin_incarnation(run, state)
     incarnation.collect()
     return incarnation
 

@@ -37,7 +37,7 @@ from daskps.node.trainer import Trainer
 from daskps.predict import Predictor, countable
 from daskps.reports import Summary, Validation, to_record, validations_of, without_stages
 from daskps.ssd import Options
-from daskps.storage.model_directory import Epoch, ModelDirectory, Snapshot, SnapshotMeta, apply_live
+from daskps.storage.model_directory import Incarnation, ModelDirectory, Snapshot, SnapshotMeta, apply_live
 from daskps.storage.partition import KeyPartition
 from daskps.storage.record import RecordWriter, read_record
 from daskps.types import Floats, Keys
@@ -108,7 +108,7 @@ class OpenNode:
         self._idle, self._working, self._closed = threading.Condition(), 0, False
         self._error: BaseException | None = None  # the first error that a stage raised
         self.directory = ModelDirectory(os.fspath(job.out))
-        self.incarnation = Epoch(self.directory, run, begun.incarnation, begun.index, begun.model)
+        self.incarnation = Incarnation(self.directory, run, begun.incarnation, begun.index, begun.model)
         check_begun(self.directory, begun, run, rank)
         self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)

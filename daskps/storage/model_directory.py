@@ -5,8 +5,9 @@ Output: snapshots. A commit is a two-phase commit: (1) every partition prepares;
 written and synced; (3) one log entry publishes it; (4) the partitions confirm. After a crash of any process at any
 point, opening finds either the complete new snapshot or the one before it. FORMAT.md describes the files.
 
-An `Epoch` is one incarnation of a run. Its number is a fencing token: after a newer incarnation has begun, an older one
-can publish nothing.
+An `Incarnation` of a run has the right to publish. Its number is a fencing token: after a newer incarnation has begun,
+an older one can publish nothing. Files call that number `epoch` (FORMAT.md), and so do the fields of `Entry` and
+`Snapshot`, which are written as they are.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class State:
     """The state of a model that follows from all entries of its log."""
 
     index: int  # number of the last entry; 0 for an empty log
-    epoch: int  # the newest incarnation; 0 before the first
+    incarnation: int  # number of the newest incarnation; 0 before the first
     live: tuple[str, ...]  # snapshots that are published and not dropped, oldest first
     last: str | None  # the snapshot that is opened by default
     checksums: Mapping[str, str]  # of the manifest of each live snapshot
@@ -168,7 +169,7 @@ def apply_live(partition: CommitParticipant, live: Iterable[str], *, discard_unp
 
 
 class ModelDirectory:
-    """A model directory: reads snapshots, and begins incarnations (`Epoch`). Only an incarnation can publish."""
+    """A model directory: reads snapshots, and begins incarnations. Only an incarnation can publish."""
 
     def __init__(
         self,
@@ -191,10 +192,10 @@ class ModelDirectory:
         """Read the log and return the state that follows from it."""
         entries = self.log.entries()
         live: dict[str, str] = {}
-        last, epoch, run, model, ended_at = None, 0, "", "", None
+        last, incarnation, run, model, ended_at = None, 0, "", "", None
         for entry in entries:
             if entry.kind == "epoch":
-                epoch, run = entry.epoch, entry.run
+                incarnation, run = entry.epoch, entry.run
                 if model not in ("", entry.model):
                     raise CorruptionError(
                         f"{self.path}/log has entries of two models, {model} and {entry.model or 'one without an id'}; "
@@ -209,7 +210,7 @@ class ModelDirectory:
                 for name in entry.snapshots:
                     live.pop(name, None)
         ended_at = ended_at if ended_at in live else None
-        return State(len(entries), epoch, tuple(live), last, live, run, model, ended_at)
+        return State(len(entries), incarnation, tuple(live), last, live, run, model, ended_at)
 
     def snapshots(self) -> list[Snapshot]:
         """Return all snapshots that can be opened, oldest first."""
@@ -297,17 +298,17 @@ class ModelDirectory:
         _write_durably(self.files, {f"{_folder(name)}/arrays/{path}": data for path, data in contents.items()})
         return {path: FileSum(len(data), checksum(data)) for path, data in contents.items()}
 
-    def begin_epoch(self, run: str, state: State | None = None) -> Epoch:
+    def begin_incarnation(self, run: str, state: State | None = None) -> Incarnation:
         """Begin a new incarnation with one log entry; from then on, no older incarnation can publish.
 
         Raises StaleError if another driver has appended an entry first, or has done so since `state` was read. A model
         without an id gets one.
         """
         state = state or self.state()
-        epoch, model = state.epoch + 1, state.model or self._new_id()
+        number, model = state.incarnation + 1, state.model or self._new_id()
         self.files.make(["log"])
-        index = self.log.append(Entry("epoch", epoch, run, model=model), after=state.index)
-        return Epoch(self, run, epoch, index, model)
+        index = self.log.append(Entry("epoch", number, run, model=model), after=state.index)
+        return Incarnation(self, run, number, index, model)
 
     def roll_back(self, name: str, run: str = "") -> None:
         """Make an older snapshot the last one. Newer ones stay until they are dropped.
@@ -316,7 +317,7 @@ class ModelDirectory:
         """
         state = self.state()
         self._known(name, state)
-        self.log.append(Entry("rollback", state.epoch, run, (name,)), after=state.index)
+        self.log.append(Entry("rollback", state.incarnation, run, (name,)), after=state.index)
 
     def drop(self, names: Iterable[str], run: str = "", *, skip_open: bool = False) -> tuple[str, ...]:
         """Drop snapshots and return their ids. The last one cannot be dropped.
@@ -346,7 +347,7 @@ class ModelDirectory:
                 if self._known(name, state) == state.last:
                     raise SnapshotError(f"snapshot {name} is the last one of {self.path}; roll back before dropping it")
             try:
-                self.log.append(Entry("drop", state.epoch, run, wanted), after=state.index)
+                self.log.append(Entry("drop", state.incarnation, run, wanted), after=state.index)
             except StaleError:
                 continue  # another writer has appended an entry meanwhile: read the log again
             break
@@ -377,8 +378,8 @@ class ModelDirectory:
         return Snapshot(**{**fields, "draft": SnapshotMeta(**fields["draft"]), "files": files})
 
 
-class Epoch:
-    """One incarnation of a run, with the right to publish until the next one begins (`ModelDirectory.begin_epoch`)."""
+class Incarnation:
+    """One incarnation of a run, with the right to publish until the next one begins."""
 
     def __init__(self, directory: ModelDirectory, run: str, number: int, index: int, model: str) -> None:
         self.directory = directory

@@ -62,10 +62,10 @@ def on_both(client: Client, path: Path, *changes: Settings, **options: Any) -> A
 def refused(machines: tuple[Client, Path, list[Path]], name: str, *changes: Settings) -> None:
     """Training on both is refused, at the first attempt."""
     client, shared, private = machines
-    epochs = ModelDirectory(str(private[0] / name)).state().epoch
+    epochs = ModelDirectory(str(private[0] / name)).state().incarnation
     with pytest.raises(ConfigError, match=r"node 1 sees another directory .* a file system that all workers share"):
         on_both(client, shared / name, *changes)
-    assert ModelDirectory(str(private[0] / name)).state().epoch == epochs + 1
+    assert ModelDirectory(str(private[0] / name)).state().incarnation == epochs + 1
     client.wait_for_workers(2)
 
 

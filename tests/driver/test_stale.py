@@ -91,7 +91,7 @@ def test_a_node_that_sees_another_directory_than_node_0_says_so(tmp_path: Path) 
 def test_equal_numbers_of_incarnation_and_entry_are_not_the_same_incarnation(tmp_path: Path, same_id: bool) -> None:
     """Another model, or a copy of this one that another run has gone on with."""
     job = make_job(merged(SMALL, {"out": str(tmp_path / "m")}))
-    there = ModelDirectory(job.out).begin_epoch("another run")
+    there = ModelDirectory(job.out).begin_incarnation("another run")
     begun = IncarnationStart(there.number, there.index, None, None, there.model if same_id else "id")
     with pytest.raises(
         ConfigError, match=r"node 1 sees another directory .*here that is of incarnation 1 of run another run"
@@ -101,8 +101,8 @@ def test_equal_numbers_of_incarnation_and_entry_are_not_the_same_incarnation(tmp
 
 def test_an_incarnation_that_another_run_has_ended_is_over(tmp_path: Path) -> None:
     job = make_job(merged(SMALL, {"out": str(tmp_path / "m")}))
-    mine = ModelDirectory(job.out).begin_epoch("run")
-    ModelDirectory(job.out).begin_epoch("next")
+    mine = ModelDirectory(job.out).begin_incarnation("run")
+    ModelDirectory(job.out).begin_incarnation("next")
     with pytest.raises(StaleError, match="is in incarnation 2; incarnation 1 of run run is over"):
         OpenNode("run", 1, 2, job, IncarnationStart(mine.number, mine.index, None, None, mine.model))
 

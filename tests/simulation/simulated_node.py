@@ -21,7 +21,7 @@ from daskps.node.begin import IncarnationStart, check_begun
 from daskps.node.memory import CapacityReport
 from daskps.node.node import NodeInfo, Publication
 from daskps.reports import BatchReport, StageTime, Summary, validations_of
-from daskps.storage.model_directory import Epoch, SnapshotMeta, apply_live
+from daskps.storage.model_directory import Incarnation, SnapshotMeta, apply_live
 from daskps.storage.partition import KeyPartition, KeysByOwner
 from daskps.types import BatchId, Stage
 from daskps.wire.client import PullResult
@@ -59,7 +59,7 @@ class SimNode:
         self.worker, self.world, self.run, self.rank, self.nodes = worker, worker.world, run, rank, nodes
         self.directory = worker.directory()
         check_begun(self.directory, begun, run, rank)
-        self.incarnation = Epoch(self.directory, run, begun.incarnation, begun.index, begun.model)
+        self.incarnation = Incarnation(self.directory, run, begun.incarnation, begun.index, begun.model)
         self.peers: Peers | None = None
         self.early: list[tuple[SimWorker, Message]] = []
         self.crew: list[SimWorker] = []

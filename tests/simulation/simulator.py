@@ -375,7 +375,7 @@ class World:
         if self.directory(worker).state().last is None:
             for part in range(self.placement.partitions):
                 disk.write(f"{self.root}/tables/0/{part}/000001-00000003.confirmed", b"another\n{}")
-        self.directory(worker).begin_epoch("another")
+        self.directory(worker).begin_incarnation("another")
         before = disk.contents(self.root)
         job = self.job(3, nodes=max(2, self.wanted_nodes))
         for other in self.living()[job.cluster.nodes - 1 :]:

@@ -23,7 +23,7 @@ def test_the_examples_of_the_page_read_a_model_without_daskps(tmp_path: Path, po
     keys = np.random.default_rng(0).integers(0, 2**64, 2000, np.uint64)
     old, new = (np.random.default_rng(seed).random((2000, LAYOUT.width), np.float32) for seed in (1, 2))
     directory = ModelDirectory(str(tmp_path))
-    incarnation = directory.begin_epoch("run")
+    incarnation = directory.begin_incarnation("run")
     options = Options(background_compaction=False)
     with TableStore.create(
         f"{tmp_path}/tables/main", LAYOUT, pool=pool, partitions=2, file_rows=64, options=options

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daskps.errors import ArgumentError, CorruptionError, SnapshotError, StaleError
 from daskps.storage.log import FORMAT
-from daskps.storage.model_directory import Epoch, ModelDirectory, SnapshotMeta, apply_live
+from daskps.storage.model_directory import Incarnation, ModelDirectory, SnapshotMeta, apply_live
 from daskps.storage.sealed import LOG_JSON, checksum
 from tests.simulation.disk import CrashError, SimulatedDisk, SimulatedFiles
 
@@ -22,9 +22,9 @@ def weights(batch: int) -> dict[str, np.ndarray]:
     return {"dense/0/weight": np.full((2, 3), batch, np.float32), "optimizer/step": np.array(batch, np.int64)}
 
 
-def publish(epoch: Epoch, batch: int) -> str:
+def publish(incarnation: Incarnation, batch: int) -> str:
     draft = SnapshotMeta(batch, position=batch * 10, partitions=8, settings={"seed": 1}, metrics={"auc": 0.75})
-    return epoch.publish(draft, weights(batch), {"main/0": batch}).id
+    return incarnation.publish(draft, weights(batch), {"main/0": batch}).id
 
 
 def directory(disk: SimulatedDisk) -> ModelDirectory:
@@ -67,9 +67,9 @@ def test_an_empty_directory_has_no_snapshot(tmp_path: pathlib.Path) -> None:
 
 def test_the_last_published_snapshot_is_opened_with_all_it_had(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path / "runs" / "model"))
-    epoch = model.begin_epoch("run")
-    publish(epoch, 3)
-    publish(epoch, 5)
+    incarnation = model.begin_incarnation("run")
+    publish(incarnation, 3)
+    publish(incarnation, 5)
     again = ModelDirectory(str(tmp_path / "runs" / "model"))
     snapshot = again.snapshot()
     assert snapshot is not None
@@ -105,8 +105,8 @@ def test_a_model_has_one_id_for_life_and_every_snapshot_carries_it(tmp_path: pat
     model, other = ModelDirectory(str(tmp_path / "a")), ModelDirectory(str(tmp_path / "b"))
     assert model.state().model == ""
     for run in ("first", "second"):
-        publish(model.begin_epoch(run), 1)
-        publish(other.begin_epoch(run), 1)
+        publish(model.begin_incarnation(run), 1)
+        publish(other.begin_incarnation(run), 1)
     entries = ModelDirectory(str(tmp_path / "a")).log.entries()
     ids = {entry.model for entry in entries if entry.kind == "epoch"}
     assert ids == {model.state().model} == {snapshot.model for snapshot in model.snapshots()}
@@ -115,32 +115,32 @@ def test_a_model_has_one_id_for_life_and_every_snapshot_carries_it(tmp_path: pat
 
 
 def test_a_model_from_before_ids_opens_and_gets_one_when_it_is_written_to(tmp_path: pathlib.Path) -> None:
-    names = [publish(ModelDirectory(str(tmp_path)).begin_epoch("old"), 1)]
+    names = [publish(ModelDirectory(str(tmp_path)).begin_incarnation("old"), 1)]
     as_before_ids(tmp_path)
     model = ModelDirectory(str(tmp_path))
     assert model.state().model == ""
     assert [snapshot.model for snapshot in model.snapshots()] == [""]
-    epoch = model.begin_epoch("new")
-    names.append(publish(epoch, 2))
+    incarnation = model.begin_incarnation("new")
+    names.append(publish(incarnation, 2))
     found = ModelDirectory(str(tmp_path))
-    assert found.state().model == epoch.model != ""
+    assert found.state().model == incarnation.model != ""
     assert [(snapshot.id, snapshot.model) for snapshot in found.snapshots()] == [
         (names[0], ""),
-        (names[1], epoch.model),
+        (names[1], incarnation.model),
     ]
 
 
 def test_a_log_with_entries_of_two_models_is_noticed(tmp_path: pathlib.Path) -> None:
     for name in ("a", "b"):
         for run in ("first", "second"):
-            publish(ModelDirectory(str(tmp_path / name)).begin_epoch(run), 1)
+            publish(ModelDirectory(str(tmp_path / name)).begin_incarnation(run), 1)
     shutil.copy(tmp_path / "b" / "log" / "00000003.json", tmp_path / "a" / "log" / "00000003.json")
     with pytest.raises(CorruptionError, match="log has entries of two models"):
         ModelDirectory(str(tmp_path / "a")).state()
 
 
 def test_zarr_and_json_alone_read_a_snapshot(tmp_path: pathlib.Path) -> None:
-    publish(ModelDirectory(str(tmp_path)).begin_epoch("run"), 7)
+    publish(ModelDirectory(str(tmp_path)).begin_incarnation("run"), 7)
     entries = [json.loads(path.read_text()) for path in sorted((tmp_path / "log").glob("*.json"))]
     last = [entry["snapshots"][0] for entry in entries if entry["kind"] in ("snapshot", "rollback")][-1]
     folder = tmp_path / "snapshots" / last
@@ -149,11 +149,11 @@ def test_zarr_and_json_alone_read_a_snapshot(tmp_path: pathlib.Path) -> None:
     np.testing.assert_array_equal(group["dense/0/weight"][...], np.full((2, 3), 7, np.float32))
 
 
-def test_an_older_epoch_cannot_publish_over_a_newer_one(tmp_path: pathlib.Path) -> None:
+def test_an_older_incarnation_cannot_publish_over_a_newer_one(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    old = model.begin_epoch("old")
+    old = model.begin_incarnation("old")
     publish(old, 1)
-    new = ModelDirectory(str(tmp_path)).begin_epoch("new")
+    new = ModelDirectory(str(tmp_path)).begin_incarnation("new")
     with pytest.raises(StaleError, match=r"taken by another writer: start of .* by run 'new', incarnation 2"):
         publish(old, 2)
     publish(new, 1)
@@ -166,19 +166,19 @@ def test_of_two_drivers_that_begin_at_once_one_is_refused() -> None:
     class Racing(SimulatedDisk):
         def link(self, source: str, target: str) -> None:
             self.link = super().link  # type: ignore[method-assign]
-            directory(self).begin_epoch("faster")
+            directory(self).begin_incarnation("faster")
             super().link(source, target)
 
     disk = Racing()
     with pytest.raises(StaleError, match="faster"):
-        directory(disk).begin_epoch("slower")
-    assert directory(disk).state().epoch == 1
+        directory(disk).begin_incarnation("slower")
+    assert directory(disk).state().incarnation == 1
 
 
 def test_dropping_keeps_the_last_and_does_not_stop_a_live_run(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    epoch = model.begin_epoch("run")
-    first, second = publish(epoch, 1), publish(epoch, 2)
+    incarnation = model.begin_incarnation("run")
+    first, second = publish(incarnation, 1), publish(incarnation, 2)
     other = ModelDirectory(str(tmp_path))
     other.drop([first])
     assert not (tmp_path / "snapshots" / first).exists()
@@ -186,7 +186,7 @@ def test_dropping_keeps_the_last_and_does_not_stop_a_live_run(tmp_path: pathlib.
         other.drop([second])
     with pytest.raises(SnapshotError, match=f"has no snapshot '{first}'; it has {second}"):
         other.snapshot(first)
-    third = publish(epoch, 3)
+    third = publish(incarnation, 3)
     assert model.state().live == (second, third)
 
 
@@ -197,49 +197,49 @@ def test_dropping_looks_again_when_somebody_publishes_meanwhile() -> None:
         def link(self, source: str, target: str) -> None:
             if self.racing:
                 self.racing = False
-                publish(epoch, 3)
+                publish(incarnation, 3)
             super().link(source, target)
 
     disk = Racing()
-    epoch = directory(disk).begin_epoch("run")
-    names = [publish(epoch, batch) for batch in (1, 2)]
+    incarnation = directory(disk).begin_incarnation("run")
+    names = [publish(incarnation, batch) for batch in (1, 2)]
     disk.racing = True
     directory(disk).drop(names[:1])
-    assert directory(disk).state().live == (names[1], epoch.name(3))
+    assert directory(disk).state().live == (names[1], incarnation.name(3))
 
 
 def test_keep_drops_the_oldest(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    epoch = model.begin_epoch("run")
-    names = [publish(epoch, batch) for batch in range(1, 6)]
-    assert epoch.keep(2) == tuple(names[:3])
-    assert epoch.keep(2) == ()
+    incarnation = model.begin_incarnation("run")
+    names = [publish(incarnation, batch) for batch in range(1, 6)]
+    assert incarnation.keep(2) == tuple(names[:3])
+    assert incarnation.keep(2) == ()
     assert [snapshot.id for snapshot in model.snapshots()] == names[3:]
 
 
 def test_rolling_back_makes_an_older_snapshot_the_last_and_stops_a_live_run(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    epoch = model.begin_epoch("run")
-    first, second = publish(epoch, 1), publish(epoch, 2)
+    incarnation = model.begin_incarnation("run")
+    first, second = publish(incarnation, 1), publish(incarnation, 2)
     model.roll_back(first)
     assert model.state().last == first
     with pytest.raises(StaleError, match="rollback"):
-        publish(epoch, 3)
+        publish(incarnation, 3)
     model.drop([second])
     assert model.state().live == (first,)
-    assert publish(model.begin_epoch("next"), 9) == model.state().last
+    assert publish(model.begin_incarnation("next"), 9) == model.state().last
 
 
-def test_collect_removes_what_older_epochs_left_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_collect_removes_what_older_incarnations_left_and_nothing_else(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    epoch = model.begin_epoch("run")
-    kept = publish(epoch, 1)
-    (tmp_path / "snapshots" / epoch.name(2)).mkdir()
+    incarnation = model.begin_incarnation("run")
+    kept = publish(incarnation, 1)
+    (tmp_path / "snapshots" / incarnation.name(2)).mkdir()
     (tmp_path / "log" / ".dead.tmp").write_text("{")
-    new = model.begin_epoch("next")
+    new = model.begin_incarnation("next")
     in_the_making = tmp_path / "snapshots" / new.name(1)
     in_the_making.mkdir()
-    assert new.collect() == (epoch.name(2),)
+    assert new.collect() == (incarnation.name(2),)
     assert sorted(path.name for path in (tmp_path / "snapshots").iterdir()) == [kept, in_the_making.name]
     assert not list((tmp_path / "log").glob("*.tmp"))
 
@@ -247,30 +247,30 @@ def test_collect_removes_what_older_epochs_left_and_nothing_else(tmp_path: pathl
 def test_partitions_follow_the_log(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
     partition = FakePartition()
-    epoch = model.begin_epoch("run")
+    incarnation = model.begin_incarnation("run")
     for batch in (1, 2):
-        epoch.commit(SnapshotMeta(batch, 0, 8), {}, partition.prepare, partition.confirm)
-    published = epoch.publish(SnapshotMeta(3, 0, 8), {}, partition.prepare(epoch.name(3))).id
-    partition.prepare(epoch.name(4))
-    model.drop([epoch.name(1)])
+        incarnation.commit(SnapshotMeta(batch, 0, 8), {}, partition.prepare, partition.confirm)
+    published = incarnation.publish(SnapshotMeta(3, 0, 8), {}, partition.prepare(incarnation.name(3))).id
+    partition.prepare(incarnation.name(4))
+    model.drop([incarnation.name(1)])
     apply_live(partition, model.state().live, discard_unpublished=True)
     assert partition.is_prepared == set()
-    assert partition.is_confirmed == {epoch.name(2), published}
+    assert partition.is_confirmed == {incarnation.name(2), published}
 
 
 def test_confirming_a_snapshot_leaves_the_next_one_prepared(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
     partition = FakePartition()
-    epoch = model.begin_epoch("run")
-    first = epoch.publish(SnapshotMeta(1, 0, 8), {}, partition.prepare(epoch.name(1))).id
-    partition.prepare(epoch.name(2))
+    incarnation = model.begin_incarnation("run")
+    first = incarnation.publish(SnapshotMeta(1, 0, 8), {}, partition.prepare(incarnation.name(1))).id
+    partition.prepare(incarnation.name(2))
     apply_live(partition, model.state().live)
-    assert (partition.is_prepared, partition.is_confirmed) == ({epoch.name(2)}, {first})
+    assert (partition.is_prepared, partition.is_confirmed) == ({incarnation.name(2)}, {first})
 
 
 def test_every_flipped_byte_of_every_file_is_noticed_and_named(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    publish(model.begin_epoch("run"), 1)
+    publish(model.begin_incarnation("run"), 1)
 
     def read_all() -> None:
         fresh = ModelDirectory(str(tmp_path))
@@ -299,7 +299,7 @@ def test_every_flipped_byte_of_every_file_is_noticed_and_named(tmp_path: pathlib
 
 def test_a_missing_log_entry_is_noticed(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    publish(model.begin_epoch("run"), 1)
+    publish(model.begin_incarnation("run"), 1)
     (tmp_path / "log" / "00000001.json").unlink()
     with pytest.raises(CorruptionError, match=r"00000001\.json is missing"):
         model.state()
@@ -307,7 +307,7 @@ def test_a_missing_log_entry_is_noticed(tmp_path: pathlib.Path) -> None:
 
 def test_an_entry_in_the_place_of_another_is_noticed(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    publish(model.begin_epoch("run"), 1)
+    publish(model.begin_incarnation("run"), 1)
     shutil.copy(tmp_path / "log" / "00000001.json", tmp_path / "log" / "00000002.json")
     with pytest.raises(CorruptionError, match=r"00000002\.json says it is another entry"):
         ModelDirectory(str(tmp_path)).state()
@@ -315,8 +315,8 @@ def test_an_entry_in_the_place_of_another_is_noticed(tmp_path: pathlib.Path) -> 
 
 def test_a_manifest_in_the_place_of_another_is_noticed(tmp_path: pathlib.Path) -> None:
     model = ModelDirectory(str(tmp_path))
-    epoch = model.begin_epoch("run")
-    first, second = (tmp_path / "snapshots" / publish(epoch, batch) / "manifest.json" for batch in (1, 2))
+    incarnation = model.begin_incarnation("run")
+    first, second = (tmp_path / "snapshots" / publish(incarnation, batch) / "manifest.json" for batch in (1, 2))
     shutil.copy(first, second)
     with pytest.raises(CorruptionError, match="intact but not what was published as 000001-00000002"):
         model.snapshot()
@@ -329,7 +329,7 @@ def test_a_writer_whose_temporary_file_was_swept_is_too_late() -> None:
             super().link(source, target)
 
     with pytest.raises(StaleError, match=r"temporary file .* was removed by another writer; this one .* is too late"):
-        directory(Swept()).begin_epoch("slow")
+        directory(Swept()).begin_incarnation("slow")
 
 
 def test_a_manifest_of_a_newer_format_is_refused_in_words(
@@ -337,7 +337,7 @@ def test_a_manifest_of_a_newer_format_is_refused_in_words(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("daskps.storage.model_directory.FORMAT", FORMAT + 1)
-        publish(ModelDirectory(str(tmp_path)).begin_epoch("run"), 1)
+        publish(ModelDirectory(str(tmp_path)).begin_incarnation("run"), 1)
     with pytest.raises(CorruptionError, match=rf"manifest\.json is of a newer format than {FORMAT}"):
         ModelDirectory(str(tmp_path)).snapshot()
 
@@ -345,15 +345,15 @@ def test_a_manifest_of_a_newer_format_is_refused_in_words(
 def test_a_newer_format_is_refused_in_words(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("daskps.storage.log.FORMAT", FORMAT + 1)
-        ModelDirectory(str(tmp_path)).begin_epoch("run")
+        ModelDirectory(str(tmp_path)).begin_incarnation("run")
     with pytest.raises(CorruptionError, match="newer daskps"):
         ModelDirectory(str(tmp_path)).state()
 
 
 def test_values_that_json_cannot_hold_are_refused(tmp_path: pathlib.Path) -> None:
-    epoch = ModelDirectory(str(tmp_path)).begin_epoch("run")
+    incarnation = ModelDirectory(str(tmp_path)).begin_incarnation("run")
     with pytest.raises(ArgumentError, match="plain finite numbers"):
-        epoch.publish(SnapshotMeta(1, 0, 8, metrics={"auc": float("nan")}), {}, {})
+        incarnation.publish(SnapshotMeta(1, 0, 8, metrics={"auc": float("nan")}), {}, {})
 
 
 @given(seed=st.integers(0, 2**32), crash_after=st.integers(0, 60), crashes=st.integers(1, 3))
@@ -366,13 +366,13 @@ def test_after_a_power_cut_at_any_operation_the_last_published_snapshot_opens(
         disk.crash_after = disk.changes + crash_after
         try:
             model = directory(disk)
-            epoch = model.begin_epoch("run")
-            epoch.collect()
+            incarnation = model.begin_incarnation("run")
+            incarnation.collect()
             for _ in range(3):
                 attempted = max(attempted, done) + 1
-                publish(epoch, attempted)
+                publish(incarnation, attempted)
                 done = attempted
-                epoch.keep(1)
+                incarnation.keep(1)
         except CrashError:
             pass
         disk.power_cut()
