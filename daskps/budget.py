@@ -3,9 +3,9 @@
 Each part of a node returns its own `Term`s. Their sum is compared with a budget; tables and errors print them. There is
 no other formula for memory: the plan, the checks of what fits and the sizes of arrays all come from here.
 
->>> cache = largest_cache(1_000_000, store_bytes=0, row_bytes=40, nodes=1, lru_share=0.5)
+>>> cache = largest_cache(1_000_000, store_bytes=0, row_bytes=40, nodes=1)
 >>> cache.cache_rows, total_bytes(cache.terms("main")) <= 1_000_000
-(10320, True)
+(10400, True)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from daskps.errors import CapacityError, ConfigError
+from daskps.errors import CapacityError
 from daskps.settings import Bytes, Settings
 
 BudgetName = Literal["memory_bytes", "hbm_bytes", "disk_bytes"]
@@ -30,13 +30,12 @@ PURPOSES = {
     "index": "disk tier: where each key's row is, live bits, block checksums",
     "write buffers": "disk tier: segments that are filled or being written",
     "cached rows": "rows in the memory tier",
-    "cache entries": "key, pins, visits and flags of each cached row",
+    "cache entries": "key, last batch, next use, pins, visits and flags of each cached row",
     "hash buckets": "hash table over the keys of the cached rows",
-    "LRU list": "order of the recently used rows",
     "staging": "rows on their way between cache and disk, and the order in which they are read",
     "snapshot copies": "old values of rows that are pushed while a snapshot is written",
     "batches in flight": "per row in flight: cache entry; on several nodes also holders, positions, deferred rows",
-    "fixed": "histograms and small arrays of the memory tier",
+    "fixed": "scores of the eviction policy, histograms and small arrays of the memory tier",
     "network": "dense parameters, their optimizer state, gradient sums and one workspace per core",
     "rows of batches": "rows and keys of the batches on the devices",
     "peer positions": "where each row of a batch is at the other nodes",
@@ -109,14 +108,12 @@ def capacity_error(what: str, terms: Sequence[Term], allowed: Mapping[str, int |
 ENTRY_BYTES = 16  # one `Entry` of cache.cpp
 BUCKET_BYTES = 8  # one bucket of the cache's hash table
 BUCKETS_PER_ROW = 4 / 3  # load factor 0.75: a search reads 1.5 adjacent buckets for a hit, 8.5 for a miss
-CELL_BYTES = 4  # one cell of the LRU list's ring
-CELLS_PER_RECENT_ROW = 2  # a row that is visited again leaves a stale cell in the ring
 STAGING_FRACTION = 1 / 16  # of the cached rows: staging for reads from and writes to disk; more rows go in pieces
 COPIES_FRACTION = 1 / 32  # of the cached rows: old values of rows that are pushed while a snapshot is written
 STAGING_EXTRA_BYTES = 40  # per staging row, beside the row: its key, position, cache entry, and NumPy's masks
 ORDERED_PIECES = 4  # pieces of staging whose keys are sorted by their place on disk before the first is read
 ORDER_BYTES = 20  # per key that is sorted
-FIXED_BYTES = 16 << 10  # histograms, small arrays, Python objects
+FIXED_BYTES = 32 << 10  # scores of the eviction policy (14 KiB), histograms, small arrays, Python objects
 
 # Bytes per row in flight. One node keeps 4 bytes (the number of the cache entry) and needs 5 more to work. With several
 # nodes: a table of holders with key 8, holders 8, cache entry 4, hash table 16; positions and deferred rows about 28.
@@ -154,17 +151,14 @@ class BudgetSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class CacheBudget:
-    """Division of one table's memory: the size of every array of its MEM-PS, in rows, buckets and cells."""
+    """Division of one table's memory: the size of every array of its MEM-PS, in rows and buckets."""
 
     memory_bytes: int
     store_bytes: int  # index and write buffers of the disk tier, subtracted first
     row_bytes: int
     nodes: int
-    lru_share: float
     cache_rows: int
-    recent_rows: int  # cached rows that the LRU list may hold
     bucket_count: int
-    ring_cells: int
     staging_rows: int
     copy_rows: int
     flight_rows: int  # rows of all batches in flight; a row in two batches counts twice
@@ -176,7 +170,6 @@ class CacheBudget:
             "cached rows": self.cache_rows * self.row_bytes,
             "cache entries": self.cache_rows * ENTRY_BYTES,
             "hash buckets": self.bucket_count * BUCKET_BYTES,
-            "LRU list": self.ring_cells * CELL_BYTES,
             "staging": staging,
             "snapshot copies": self.copy_rows * (self.row_bytes + STAGING_EXTRA_BYTES),
             "batches in flight": self.flight_rows * flight_row_bytes(self.nodes),
@@ -202,7 +195,7 @@ class CacheBudget:
         """Return the budget with a cache of only `rows` rows.
 
         Staging and copies shrink in proportion. Rows in flight do too, but only if they are at least as many as cached
-        rows, because then they are no tighter limit than the cache. Buckets and ring stay. `copy_rows`, if given, is
+        rows, because then they are no tighter limit than the cache. Buckets stay. `copy_rows`, if given, is
         used instead of the proportional number.
         """
 
@@ -227,45 +220,37 @@ class CacheBudget:
         """Return the budget that one batch of `rows` distinct rows would need beside `store_bytes` of the disk tier."""
         flight = FLIGHT_ROWS_ONE_NODE if self.nodes == 1 else FLIGHT_ROWS_MORE_NODES
         wanted = max(rows, math.ceil(rows / flight))
-        return cache_of(wanted, self.memory_bytes, store_bytes, self.row_bytes, self.nodes, self.lru_share)
+        return cache_of(wanted, self.memory_bytes, store_bytes, self.row_bytes, self.nodes)
 
 
-def cache_of(
-    rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int, lru_share: float
-) -> CacheBudget:
+def cache_of(rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int) -> CacheBudget:
     """Return the budget with a cache of `rows` rows; it may exceed `memory_bytes`."""
-    recent = max(1, int(rows * lru_share))
     flight = FLIGHT_ROWS_ONE_NODE if nodes == 1 else FLIGHT_ROWS_MORE_NODES
     return CacheBudget(
         memory_bytes=memory_bytes,
         store_bytes=store_bytes,
         row_bytes=row_bytes,
         nodes=nodes,
-        lru_share=lru_share,
         cache_rows=rows,
-        recent_rows=recent,
         bucket_count=int(rows * BUCKETS_PER_ROW) + 8,
-        ring_cells=max(64, CELLS_PER_RECENT_ROW * recent),
         staging_rows=max(1, int(rows * STAGING_FRACTION)),
         copy_rows=max(1, int(rows * COPIES_FRACTION)),
         flight_rows=max(1, int(rows * flight)),
     )
 
 
-def largest_cache(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes: int, lru_share: float) -> CacheBudget:
+def largest_cache(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes: int) -> CacheBudget:
     """Return the budget with the largest cache that fits `memory_bytes`; CapacityError if not even one row does."""
-    if not 0 < lru_share <= 1:
-        raise ConfigError(f"lru_share is the LRU list's part of the cached rows: above 0, at most 1; got {lru_share}")
 
     def fits(rows: int) -> bool:
-        return cache_of(rows, memory_bytes, store_bytes, row_bytes, nodes, lru_share).used_bytes <= memory_bytes
+        return cache_of(rows, memory_bytes, store_bytes, row_bytes, nodes).used_bytes <= memory_bytes
 
     low, high = 0, min(memory_bytes // row_bytes + 1, 2**32 - 2)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     if low == 0:
-        least = cache_of(1, memory_bytes, store_bytes, row_bytes, nodes, lru_share)
+        least = cache_of(1, memory_bytes, store_bytes, row_bytes, nodes)
         raise capacity_error(
             f"memory_bytes={memory_bytes:,} holds no row: the disk tier's index takes {store_bytes:,} bytes, and one "
             f"row of {row_bytes} bytes with its bookkeeping needs {least.used_bytes:,} bytes in all",
@@ -273,14 +258,14 @@ def largest_cache(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes:
             {"memory_bytes": memory_bytes},
             "raise budget.memory_bytes",
         )
-    return cache_of(low, memory_bytes, store_bytes, row_bytes, nodes, lru_share)
+    return cache_of(low, memory_bytes, store_bytes, row_bytes, nodes)
 
 
 def cached_row_bytes(row_bytes: float, nodes: int) -> float:
     """Return the bytes of memory per row of a batch in flight: the row, and the bookkeeping of cache and batch."""
     staging = row_bytes + STAGING_EXTRA_BYTES + ORDERED_PIECES * ORDER_BYTES
     copies = row_bytes + STAGING_EXTRA_BYTES
-    cached = row_bytes + ENTRY_BYTES + BUCKETS_PER_ROW * BUCKET_BYTES + CELLS_PER_RECENT_ROW * CELL_BYTES / 2
+    cached = row_bytes + ENTRY_BYTES + BUCKETS_PER_ROW * BUCKET_BYTES
     return cached + STAGING_FRACTION * staging + COPIES_FRACTION * copies + flight_row_bytes(nodes)
 
 

@@ -9,6 +9,7 @@ parts that they configure import it; those of the network too, because its optim
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -26,10 +27,13 @@ from daskps.data.settings import DataSettings
 from daskps.errors import ConfigError
 from daskps.hbm.optimizer import OptimizerSettings
 from daskps.hbm.table import TableSettings
+from daskps.mem.eviction import DEFAULT_POLICY, POLICIES
 from daskps.nn.architecture import KINDS as NETWORKS
 from daskps.nn.architecture import MAX_BLOCKS, NetworkKind, wrong_dimensions
 from daskps.nn.optimizer import DENSE_OPTIMIZERS
 from daskps.settings import RECORDED, LocalPath, NonNegative, Rate, Settings, explain, nearest
+
+logger = logging.getLogger("daskps.config")
 
 # pydantic's error for a default_factory that could not run because another field is invalid. It is not reported; the
 # other error is.
@@ -199,8 +203,10 @@ class ClusterSettings(Settings):
     partition_by: Literal["hash", "modulo"] = Field(
         default="hash", description="How a key's partition is found: by a hash of the key, or by its remainder."
     )
-    lru_share: float = Field(
-        default=0.5, gt=0, lt=1, description="LRU list's fraction of the cache; the rest is the LFU list."
+    eviction: str = Field(
+        default=DEFAULT_POLICY,
+        json_schema_extra={"enum": list(POLICIES)},
+        description=f"Which rows leave a node's cache first: {', '.join(POLICIES)}; never changes the result.",
     )
     wait_seconds: Rate = Field(
         default=300.0, description="Longest wait for a peer, or for a lock that another process holds."
@@ -217,6 +223,22 @@ class ClusterSettings(Settings):
     check_replicas: bool = Field(
         default=False, description="All holders of a row send its hash for the owner to compare."
     )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_lru_share(cls, values: Any) -> Any:
+        """Accept `lru_share` of older jobs, which has no meaning any more."""
+        if isinstance(values, dict) and "lru_share" in values:
+            logger.warning("cluster.lru_share has no effect any more; cluster.eviction chooses the eviction policy")
+            values = {name: value for name, value in values.items() if name != "lru_share"}
+        return values
+
+    @pydantic.field_validator("eviction")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"no policy {value!r}; there are {', '.join(POLICIES)}")
+        return value
 
 
 class Job(Settings):

@@ -66,7 +66,7 @@ class Shard:
         self._spec, self._device = spec, CpuDevice(0, pool)
         self._fill = row_filler(job, spec, self._device)
         share = job.budget.memory_bytes // len(job.tables)
-        budget = largest_cache(share, store_bytes=0, row_bytes=spec.layout.row_bytes, nodes=1, lru_share=0.5)
+        budget = largest_cache(share, store_bytes=0, row_bytes=spec.layout.row_bytes, nodes=1)
         self._table = Cache(budget, pool)
         self._place = np.full(self._table.cache_rows, -1, np.int32)
         self._status = Status(self._device)

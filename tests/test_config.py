@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from daskps.config import Job, complete, make_job, override, read_job, recorded_job
 from daskps.data.order import Steps, cut_blocks
 from daskps.errors import ConfigError
+from daskps.mem.eviction import POLICIES
 from daskps.nn.architecture import MAX_BLOCKS, MAX_STEP_EXAMPLES
 from daskps.settings import parse_bytes
 
@@ -50,6 +51,7 @@ def main(**settings: object) -> dict[str, object]:
         (SYNTHETIC | {"slots": [{"name": "a"}, {"name": "a"}]}, "slots named more than once: a"),
         (SYNTHETIC | {"slots": [{"name": "a", "table": "man"}]}, "did you mean 'main'?"),
         (SYNTHETIC | {"budget": {"memory_bytes": "3 apples"}}, "cannot read '3 apples' as a number of bytes"),
+        (SYNTHETIC | {"cluster": {"eviction": "fifo"}}, "no policy 'fifo'; there are lru_lfu, lru, lfu"),
         (SYNTHETIC | {"model": {"kind": "lr"}}, "set dimension = 1"),
         (SYNTHETIC | {"model": {"optimizer": {"kind": "ftrl"}}}, "sgd, adagrad or adam, not ftrl"),
         (SYNTHETIC | {"tables": {"main": {"optimizer": {"kind": "sgd", "beta1": 0.5}}}}, "sgd has no setting beta1"),
@@ -177,6 +179,18 @@ def test_a_default_that_follows_from_a_wrong_setting_is_no_mistake_of_its_own() 
         make_job(SYNTHETIC | {"train": {"epochs": -2}})
     assert "train.epochs" in str(caught.value)
     assert "block_examples" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_eviction_policy_can_be_chosen_and_affects_only_speed(name: str) -> None:
+    job = make_job(SYNTHETIC | {"cluster": {"eviction": name}})
+    assert job.cluster.eviction == name
+    assert job.result_fields() == make_job(SYNTHETIC).result_fields()
+
+
+def test_a_job_with_lru_share_is_accepted_with_a_hint(caplog: pytest.LogCaptureFixture) -> None:
+    assert make_job(SYNTHETIC | {"cluster": {"lru_share": 0.3}}).cluster == make_job(SYNTHETIC).cluster
+    assert "cluster.lru_share has no effect any more; cluster.eviction" in caplog.text
 
 
 def test_assignments_change_a_job_file(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "Source": np.dtype(np.uint64),
     "IndexGroups": np.dtype(np.uint64),
     "SegmentRead": np.dtype(np.uint64),
+    # structs of 8-byte words that `struct_of_words` makes; mem/entry.cuh and mem/working_set.cpp declare them
+    "CacheState": np.dtype(np.uint64),
+    "KeyUnion": np.dtype(np.uint64),
+    "NodeShare": np.dtype(np.uint64),
 }
 
 _LIMITS = {
@@ -125,6 +129,19 @@ class Signature:
     def kernel(self) -> bool:
         """Return True if the function runs in shares (KERNEL, CPU_KERNEL), False for a plain call (NATIVE)."""
         return self.kind != "NATIVE"
+
+
+def struct_of_words(**fields: Any) -> tuple[Any, Any]:
+    """Return a C struct of 8-byte words: an array of one record to read and set fields by name, and the same memory as
+    uint64, to pass to native functions.
+
+    A field is an integer or the address of an array, in the order of the struct's declaration. The caller keeps the
+    arrays alive and in place as long as the struct is used.
+    """
+    record = np.zeros(1, [(name, np.int64) for name in fields])
+    for name, value in fields.items():
+        record[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+    return record, record.view(np.uint64)
 
 
 def _argument(text: str, owner: str) -> Argument:

@@ -1,16 +1,17 @@
-// The index of MEM-PS's cache: rows in slots, found by key.
+// The hash index of MEM-PS's cache: from a key to the entry of its row.
 //
-// All memory is NumPy's. A slot s has entries[s] (16 bytes) and rows[s] (width values). The index is open addressing over
-// 8-byte buckets: the upper half is the tag (32 bits of the key's hash), the lower half is slot + 1, so every key is legal
-// and 0 is an empty bucket. A bucket's home follows from its tag alone, so deleting never touches the entries.
+// Entry number e has entries[e] and rows[e]. The index uses open addressing with buckets of 8 bytes: the upper half is the
+// tag (32 bits of the key's hash), the lower half is e + 1, so every key is legal and 0 is an empty bucket. The home of a
+// bucket follows from its tag, so deletion needs no access to the entries.
 //
-// Calls that take (first, last) work on that share of the items; shares touch different slots, because keys are distinct.
+// Functions with (first, last) process that part of the items, so that several threads can share a call. The parts use
+// different entries, because keys are distinct.
 #include "entry.cuh"
 
-// The slot of the next bucket from `at` on whose tag is equal, or NONE at an empty bucket.
-static inline uint32_t probe(const uint64_t* buckets, uint64_t bucket_count, uint32_t tag, uint64_t* at) {
-    for (uint64_t i = *at;; i = i + 1 == bucket_count ? 0 : i + 1) {
-        uint64_t bucket = buckets[i];
+// Entry of the next bucket from `at` on that has this tag, or NONE at an empty bucket.
+static inline uint32_t probe(const CacheState& cache, uint32_t tag, uint64_t* at) {
+    for (uint64_t i = *at;; i = i + 1 == cache.bucket_count ? 0 : i + 1) {
+        uint64_t bucket = cache.buckets[i];
         if (bucket == 0 || (uint32_t)(bucket >> 32) == tag) {
             *at = i;
             return (uint32_t)bucket - 1;
@@ -18,222 +19,225 @@ static inline uint32_t probe(const uint64_t* buckets, uint64_t bucket_count, uin
     }
 }
 
-static uint32_t find_one(
-    const uint64_t* buckets, uint64_t bucket_count, const Entry* entries, uint64_t key, uint32_t tag) {
-    uint64_t at = home_of(tag, bucket_count);
+static uint32_t find_one(const CacheState& cache, uint64_t key, uint32_t tag) {
+    uint64_t at = home_of(tag, cache.bucket_count);
     for (;;) {
-        uint32_t slot = probe(buckets, bucket_count, tag, &at);
-        if (slot == NONE || entries[slot].key == key) return slot;
-        at = at + 1 == bucket_count ? 0 : at + 1;
+        uint32_t id = probe(cache, tag, &at);
+        if (id == NONE || cache.entries[id].key == key) return id;
+        at = at + 1 == cache.bucket_count ? 0 : at + 1;
     }
 }
 
-// use(i, slot) for every key of [first, last). Three blocks are in the air: one fetches buckets, one fetches entries and
-// rows, one is used; a miss in the cache of the CPU costs about 100 ns, which 32 keys share.
+// Bucket that holds entry `id` of a key with this tag. It must exist.
+static inline uint64_t bucket_of(const CacheState& cache, uint32_t tag, uint32_t id) {
+    uint64_t at = home_of(tag, cache.bucket_count);
+    while (cache.buckets[at] != ((uint64_t)tag << 32 | (id + 1))) at = at + 1 == cache.bucket_count ? 0 : at + 1;
+    return at;
+}
+
+// Calls use(i, entry number or NONE) for every key of [first, last). Works on three blocks of 32 keys at once: the first
+// prefetches buckets, the second entries (and rows, if wanted), the third is used. A cache miss of about 100 ns is thereby
+// shared by 32 keys.
 template <class Use>
-static inline void each_found(const uint64_t* buckets, uint64_t bucket_count, const Entry* entries, const float* rows,
-    int64_t width, const uint64_t* keys, int64_t first, int64_t last, Use use) {
+static inline void each_found(
+    const CacheState& cache, bool with_rows, const uint64_t* keys, int64_t first, int64_t last, Use use) {
     uint32_t tags[3][LOOKAHEAD_BLOCK];
-    uint32_t slots[3][LOOKAHEAD_BLOCK];
+    uint32_t ids[3][LOOKAHEAD_BLOCK];
     int64_t blocks = (last - first + LOOKAHEAD_BLOCK - 1) / LOOKAHEAD_BLOCK;
     for (int64_t step = 0; step < blocks + 2; ++step) {
         if (step < blocks) {
             int64_t start = first + step * LOOKAHEAD_BLOCK, n = last - start < LOOKAHEAD_BLOCK ? last - start : LOOKAHEAD_BLOCK;
             for (int64_t j = 0; j < n; ++j) {
                 uint32_t tag = tags[step % 3][j] = tag_of(keys[start + j]);
-                const uint64_t* home = &buckets[home_of(tag, bucket_count)];
+                const uint64_t* home = &cache.buckets[home_of(tag, cache.bucket_count)];
                 __builtin_prefetch(home);
-                __builtin_prefetch(home + 6);  // an absent key reads 8 buckets at load 0.75: 22 ns against 34 without
+                __builtin_prefetch(home + 6);  // a missing key reads 8 buckets at load 0.75: 22 ns, without this 34 ns
             }
         }
         if (step >= 1 && step - 1 < blocks) {
             int64_t start = first + (step - 1) * LOOKAHEAD_BLOCK, n = last - start < LOOKAHEAD_BLOCK ? last - start : LOOKAHEAD_BLOCK;
             for (int64_t j = 0; j < n; ++j) {
                 uint32_t tag = tags[(step - 1) % 3][j];
-                uint64_t at = home_of(tag, bucket_count);
-                uint32_t slot = slots[(step - 1) % 3][j] = probe(buckets, bucket_count, tag, &at);
-                if (slot == NONE) continue;
-                __builtin_prefetch(&entries[slot]);
-                if (rows) prefetch_row(rows + slot * width, width);
+                uint64_t at = home_of(tag, cache.bucket_count);
+                uint32_t id = ids[(step - 1) % 3][j] = probe(cache, tag, &at);
+                if (id == NONE) continue;
+                __builtin_prefetch(&cache.entries[id]);
+                if (with_rows) prefetch_row(cache.rows + id * cache.width, cache.width);
             }
         }
         if (step >= 2) {
             int64_t start = first + (step - 2) * LOOKAHEAD_BLOCK, n = last - start < LOOKAHEAD_BLOCK ? last - start : LOOKAHEAD_BLOCK;
             for (int64_t j = 0; j < n; ++j) {
-                uint32_t slot = slots[(step - 2) % 3][j];
+                uint32_t id = ids[(step - 2) % 3][j];
                 uint64_t key = keys[start + j];
-                if (slot != NONE && entries[slot].key != key)
-                    slot = find_one(buckets, bucket_count, entries, key, tags[(step - 2) % 3][j]);
-                use(start + j, slot);
+                if (id != NONE && cache.entries[id].key != key) id = find_one(cache, key, tags[(step - 2) % 3][j]);
+                use(start + j, id);
             }
         }
     }
 }
 
-// slots[i] of every key, NONE where it is not cached; its row to out[i] unless out is null. Returns the number found.
-NATIVE(int64_t, mem_find, const uint64_t* buckets, uint64_t bucket_count, const void* entries, const float* rows,
-    int64_t width, const uint64_t* keys, int64_t first, int64_t last, uint32_t* slots, float* out) {
+// Writes the entry of each key to ids, NONE where it is not cached, and its row to out[i] unless out is null. Returns the
+// number of keys found.
+NATIVE(int64_t, mem_find, const CacheState* state, const uint64_t* keys, int64_t first, int64_t last, uint32_t* ids,
+    float* out) {
+    const CacheState cache = *state;
     int64_t found = 0;
-    each_found((const uint64_t*)buckets, bucket_count, (const Entry*)entries, out ? rows : nullptr, width, keys, first,
-        last, [&](int64_t i, uint32_t slot) {
-            slots[i] = slot;
-            if (slot == NONE) return;
-            ++found;
-            if (out) copy_row(out + i * width, rows + slot * width, width);
-        });
+    each_found(cache, out, keys, first, last, [&](int64_t i, uint32_t id) {
+        ids[i] = id;
+        if (id == NONE) return;
+        ++found;
+        if (out) copy_row(out + i * cache.width, cache.rows + id * cache.width, cache.width);
+    });
     return found;
 }
 
-// How many of the keys are pinned now.
-NATIVE(int64_t, mem_count_pinned, const uint64_t* buckets, uint64_t bucket_count, const void* entries,
-    const uint64_t* keys, int64_t first, int64_t last) {
+// Returns how many of the keys are pinned now.
+NATIVE(int64_t, mem_count_pinned, const CacheState* state, const uint64_t* keys, int64_t first, int64_t last) {
+    const CacheState cache = *state;
     int64_t pinned = 0;
-    const Entry* table = (const Entry*)entries;
-    each_found(buckets, bucket_count, table, nullptr, 0, keys, first, last,
-        [&](int64_t i, uint32_t slot) { pinned += slot != NONE && table[slot].holds != 0; });
+    each_found(cache, false, keys, first, last,
+        [&](int64_t i, uint32_t id) { pinned += id != NONE && cache.entries[id].holds != 0; });
     return pinned;
 }
 
-// Distance from batch to the latest earlier batch that is out with the row: 1..15, or 0 if none is.
+// Distance from `batch` to the latest earlier batch that pins the row: 1..15, or 0 if none does.
 static inline uint8_t distance(uint16_t holds, uint32_t batch) {
-    uint32_t turn = (batch - 1) % 16;  // bring the bit of batch - 1 to the top
+    uint32_t turn = (batch - 1) % 16;  // rotate the bit of batch - 1 to the top
     uint32_t turned = (uint16_t)((uint32_t)holds << (15 - turn) | (uint32_t)holds >> (turn + 1));
     return turned ? (uint8_t)(1 + __builtin_clz(turned) - 16) : 0;
 }
 
-// Visit the keys for `batch`: pin what is cached, move it to the head of the recent list, copy free rows to out (unless
-// null). late[i - base] is the distance to the batch that is out with the row; slots[i] is NONE where the key is not
-// cached. Key `base` takes the ring's head.
-// counts: found, late, pinned now but not before, taken from the frequent list, repeated keys.
-NATIVE(void, mem_visit, const uint64_t* buckets, uint64_t bucket_count, void* entries, const float* rows, int64_t width,
-    const uint64_t* keys, int64_t first, int64_t last, uint32_t batch, uint32_t* ring, int64_t ring_cells,
-    int64_t ring_head, int64_t base, uint32_t* slots, uint8_t* late, float* out, int64_t* counts) {
-    Entry* table = (Entry*)entries;
+// Pins the cached rows of the keys for `batch`, counts the visit, and copies rows that no earlier batch pins to out (unless
+// null). ids[i] is NONE where the key is not cached. distances[i] is the distance to the latest earlier batch that pins the
+// row: it is deferred; 0 if there is none.
+// counts (6): found; deferred; pinned now but not before; overdue rows found; their decayed visits; keys that occur twice.
+NATIVE(void, mem_visit, const CacheState* state, const uint64_t* keys, int64_t first, int64_t last, uint32_t batch,
+    uint32_t* ids, uint8_t* distances, float* out, int64_t* counts) {
+    const CacheState cache = *state;
     uint16_t bit = (uint16_t)(1u << (batch % 16));
-    int64_t found = 0, late_rows = 0, pinned = 0, from_frequent = 0, repeated = 0;
-    each_found(
-        buckets, bucket_count, table, out ? rows : nullptr, width, keys, first, last, [&](int64_t i, uint32_t slot) {
-            int64_t cell = ring_head + (i - base);
-            if (cell >= ring_cells) cell -= ring_cells;
-            slots[i] = ring[cell] = slot;
-            late[i - base] = 0;
-            if (slot == NONE) return;
-            Entry& entry = table[slot];
-            if (entry.holds & bit) {
-                ++repeated;
-                return;
-            }
-            ++found;
-            from_frequent += (entry.flags & FREQUENT) != 0;
-            entry.flags &= (uint8_t)~FREQUENT;
-            entry.place = (uint32_t)cell;
-            entry.visits += entry.visits != 255;
-            if (entry.holds) {
-                ++late_rows;
-                late[i - base] = distance(entry.holds, batch);
-            } else {
-                ++pinned;
-                if (out) copy_row(out + i * width, rows + slot * width, width);
-            }
-            entry.holds |= bit;
-        });
+    int64_t found = 0, deferred = 0, pinned = 0, overdue = 0, overdue_visits = 0, repeated = 0;
+    each_found(cache, out, keys, first, last, [&](int64_t i, uint32_t id) {
+        ids[i] = id;
+        distances[i] = 0;
+        if (id == NONE) return;
+        Entry& entry = cache.entries[id];
+        if (entry.holds & bit) {
+            ++repeated;
+            return;
+        }
+        ++found;
+        if (is_overdue(cache, entry, batch)) {
+            ++overdue;
+            overdue_visits += decayed_visits(cache, entry, batch);
+        }
+        entry.visits = visited(cache, entry, batch);
+        entry.last_batch = entry.next_use = (uint16_t)batch;
+        if (entry.holds) {
+            ++deferred;
+            distances[i] = distance(entry.holds, batch);
+        } else {
+            ++pinned;
+            if (out) copy_row(out + i * cache.width, cache.rows + id * cache.width, cache.width);
+        }
+        entry.holds |= bit;
+    });
     counts[0] += found;
-    counts[1] += late_rows;
+    counts[1] += deferred;
     counts[2] += pinned;
-    counts[3] += from_frequent;
-    counts[4] += repeated;
+    counts[3] += overdue;
+    counts[4] += overdue_visits;
+    counts[5] += repeated;
 }
 
-// Undo the pins of a visit: those of slots that are not NONE. Returns how many rows no batch holds any more.
-NATIVE(int64_t, mem_unpin, void* entries, const uint32_t* slots, int64_t n, uint32_t batch) {
-    Entry* table = (Entry*)entries;
+// Removes the pins of `batch` from the entries that are not NONE. Returns how many rows are not pinned any more.
+NATIVE(int64_t, mem_unpin, const CacheState* state, const uint32_t* ids, int64_t n, uint32_t batch) {
+    Entry* entries = state->entries;
     uint16_t bit = (uint16_t)(1u << (batch % 16));
     int64_t freed = 0;
     for (int64_t i = 0; i < n; ++i) {
-        if (slots[i] == NONE || !(table[slots[i]].holds & bit)) continue;
-        freed += (table[slots[i]].holds &= (uint16_t)~bit) == 0;
+        if (ids[i] == NONE || !(entries[ids[i]].holds & bit)) continue;
+        freed += (entries[ids[i]].holds &= (uint16_t)~bit) == 0;
     }
     return freed;
 }
 
-// Give a slot to each key at positions[0..n), pinned by `batch`, at the head of the recent list. heads: free list, first
-// slot never used. Returns how many were inserted: less than n where positions[that] repeats an earlier key.
-NATIVE(int64_t, mem_insert, uint64_t* buckets, uint64_t bucket_count, void* entries, const uint64_t* keys,
-    const uint32_t* positions, int64_t n, uint32_t batch, uint32_t* ring, int64_t ring_cells, int64_t ring_head,
-    uint32_t* slots, int64_t* heads) {
-    Entry* table = (Entry*)entries;
-    for (int64_t j = 0; j < n; ++j) {
-        if (j + 16 < n) __builtin_prefetch(&buckets[home_of(tag_of(keys[positions[j + 16]]), bucket_count)], 1);
+// Adds an entry, pinned by `batch`, for each key at positions[0..n), and writes its number to ids at that position. Returns
+// the number of entries added: less than n if the key at positions[that] occurs twice.
+NATIVE(int64_t, mem_insert, CacheState* state, const uint64_t* keys, const uint32_t* positions, int64_t n, uint32_t batch,
+    uint32_t* ids) {
+    CacheState cache = *state;
+    const uint16_t bit = (uint16_t)(1u << (batch % 16));
+    int64_t j = 0;
+    for (; j < n; ++j) {
+        if (j + 16 < n) __builtin_prefetch(&cache.buckets[home_of(tag_of(keys[positions[j + 16]]), cache.bucket_count)], 1);
         uint64_t key = keys[positions[j]];
         uint32_t tag = tag_of(key);
-        uint64_t at = home_of(tag, bucket_count);
-        while (buckets[at] && !(buckets[at] >> 32 == tag && table[(uint32_t)buckets[at] - 1].key == key))
-            at = at + 1 == bucket_count ? 0 : at + 1;
-        if (buckets[at]) return j;
-        uint32_t slot = (uint32_t)heads[0] - 1;
-        if (slot != NONE)
-            heads[0] = table[slot].place;
+        uint64_t at = home_of(tag, cache.bucket_count);
+        while (cache.buckets[at] &&
+               !(cache.buckets[at] >> 32 == tag && cache.entries[(uint32_t)cache.buckets[at] - 1].key == key))
+            at = at + 1 == cache.bucket_count ? 0 : at + 1;
+        if (cache.buckets[at]) break;
+        uint32_t id = (uint32_t)cache.free_entry - 1;
+        if (id != NONE)
+            cache.free_entry = (int64_t)cache.entries[id].key;
         else
-            slot = (uint32_t)heads[1]++;
-        int64_t cell = ring_head + j < ring_cells ? ring_head + j : ring_head + j - ring_cells;
-        table[slot] = Entry{key, (uint32_t)cell, (uint16_t)(1u << (batch % 16)), 1, OCCUPIED};
-        slots[positions[j]] = ring[cell] = slot;
-        buckets[at] = (uint64_t)tag << 32 | (slot + 1);
+            id = (uint32_t)cache.used_entries++;
+        cache.entries[id] = Entry{key, (uint16_t)batch, (uint16_t)batch, bit, ONE_VISIT, OCCUPIED};
+        ids[positions[j]] = id;
+        cache.buckets[at] = (uint64_t)tag << 32 | (id + 1);
     }
-    return n;
+    state->free_entry = cache.free_entry;
+    state->used_entries = cache.used_entries;
+    return j;
 }
 
-// Take the slots out of the index and put them on the free list (heads[0]).
-NATIVE(void, mem_remove, uint64_t* buckets, uint64_t bucket_count, void* entries, const uint32_t* slots, int64_t n,
-    int64_t* heads) {
-    Entry* table = (Entry*)entries;
+// Removes the entries from the index and adds them to the list of free entries.
+NATIVE(void, mem_remove, CacheState* state, const uint32_t* ids, int64_t n) {
+    CacheState cache = *state;
+    uint64_t* buckets = cache.buckets;
     for (int64_t i = 0; i < n; ++i) {
-        if (i + 32 < n) __builtin_prefetch(&table[slots[i + 32]], 1);
-        if (i + 16 < n) __builtin_prefetch(&buckets[home_of(tag_of(table[slots[i + 16]].key), bucket_count)], 1);
-        uint32_t slot = slots[i];
-        uint32_t tag = tag_of(table[slot].key);
-        uint64_t hole = home_of(tag, bucket_count);
-        while (buckets[hole] != ((uint64_t)tag << 32 | (slot + 1))) hole = hole + 1 == bucket_count ? 0 : hole + 1;
-        for (uint64_t at = hole;;) {  // close the hole: move back what may live there
-            at = at + 1 == bucket_count ? 0 : at + 1;
+        if (i + 32 < n) __builtin_prefetch(&cache.entries[ids[i + 32]], 1);
+        if (i + 16 < n)
+            __builtin_prefetch(&buckets[home_of(tag_of(cache.entries[ids[i + 16]].key), cache.bucket_count)], 1);
+        uint64_t hole = bucket_of(cache, tag_of(cache.entries[ids[i]].key), ids[i]);
+        for (uint64_t at = hole;;) {  // move later buckets back into the hole, so that no search stops at it
+            at = at + 1 == cache.bucket_count ? 0 : at + 1;
             if (buckets[at] == 0) break;
-            uint64_t home = home_of((uint32_t)(buckets[at] >> 32), bucket_count);
-            uint64_t from_home = at >= home ? at - home : at + bucket_count - home;
-            uint64_t from_hole = at >= hole ? at - hole : at + bucket_count - hole;
+            uint64_t home = home_of((uint32_t)(buckets[at] >> 32), cache.bucket_count);
+            uint64_t from_home = at >= home ? at - home : at + cache.bucket_count - home;
+            uint64_t from_hole = at >= hole ? at - hole : at + cache.bucket_count - hole;
             if (from_home < from_hole) continue;
             buckets[hole] = buckets[at];
             hole = at;
         }
         buckets[hole] = 0;
-        table[slot] = Entry{0, (uint32_t)heads[0], 0, 0, 0};
-        heads[0] = (int64_t)slot + 1;
+        cache.entries[ids[i]] = Entry{(uint64_t)cache.free_entry, 0, 0, 0, 0, 0};
+        cache.free_entry = (int64_t)ids[i] + 1;
     }
+    state->free_entry = cache.free_entry;
 }
 
-// Rows move from slots from[i] to the free slots to[i]: the cache is about to shrink.
-NATIVE(void, mem_move, uint64_t* buckets, uint64_t bucket_count, void* entries, float* rows, int64_t width,
-    uint32_t* ring, const uint32_t* from, const uint32_t* to, int64_t n) {
-    Entry* table = (Entry*)entries;
+// Moves rows from the entries `from` to the free entries `to`, before the cache shrinks.
+NATIVE(void, mem_move, const CacheState* state, const uint32_t* from, const uint32_t* to, int64_t n) {
+    const CacheState cache = *state;
     for (int64_t i = 0; i < n; ++i) {
-        Entry& entry = table[from[i]];
+        Entry& entry = cache.entries[from[i]];
         uint32_t tag = tag_of(entry.key);
-        uint64_t at = home_of(tag, bucket_count);
-        while (buckets[at] != ((uint64_t)tag << 32 | (from[i] + 1))) at = at + 1 == bucket_count ? 0 : at + 1;
-        buckets[at] = (uint64_t)tag << 32 | (to[i] + 1);
-        if (!(entry.flags & FREQUENT)) ring[entry.place] = to[i];
-        copy_row(rows + to[i] * width, rows + from[i] * width, width);
-        table[to[i]] = entry;
-        entry = Entry{0, 0, 0, 0, 0};
+        cache.buckets[bucket_of(cache, tag, from[i])] = (uint64_t)tag << 32 | (to[i] + 1);
+        copy_row(cache.rows + to[i] * cache.width, cache.rows + from[i] * cache.width, cache.width);
+        cache.entries[to[i]] = entry;
+        entry = Entry{0, 0, 0, 0, 0, 0};
     }
 }
 
-// Put every free slot of [0, heads[1]) on the free list, in order.
-NATIVE(void, mem_relink, void* entries, int64_t* heads) {
-    Entry* table = (Entry*)entries;
-    heads[0] = 0;
-    for (int64_t slot = heads[1] - 1; slot >= 0; --slot) {
-        if (table[slot].flags & OCCUPIED) continue;
-        table[slot].place = (uint32_t)heads[0];
-        heads[0] = slot + 1;
+// Makes the list of free entries anew: all free ones below used_entries, in order.
+NATIVE(void, mem_list_free, CacheState* state) {
+    state->free_entry = 0;
+    for (int64_t id = state->used_entries - 1; id >= 0; --id) {
+        Entry& entry = state->entries[id];
+        if (entry.flags & OCCUPIED) continue;
+        entry.key = (uint64_t)state->free_entry;
+        state->free_entry = id + 1;
     }
 }

@@ -4,7 +4,7 @@ The size of the cache never changes the result of training.
 
 Input: pulls and pushes of whole working sets, by batch and node. Output: the `PullReply` values that have become ready,
 and snapshots prepared in the store. This module has no threads, clocks or sockets, so a test can simulate any number of
-nodes: the caller uses a `MemPS` from one thread at a time, sends the deliveries to their nodes, and may write pieces of
+nodes: the caller uses a `MemPS` from one thread at a time, sends the replies to their nodes, and may write pieces of
 a snapshot on another thread.
 """
 
@@ -21,8 +21,9 @@ from daskps.device.memory import anonymous, release
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, ConfigError, ProtocolError, StaleError
 from daskps.mem import inflight
-from daskps.mem.cache import BATCHES_IN_FLIGHT, DIRTY, NONE, PENDING, BatchStatistics, Cache, PullReply, Slots, Visit
-from daskps.mem.inflight import Flight, Pull, Push, WorkingSet
+from daskps.mem.cache import BATCHES_IN_FLIGHT, DIRTY, NONE, PENDING, BatchStatistics, Cache, EntryIds, PullReply, Visit
+from daskps.mem.eviction import DEFAULT_POLICY
+from daskps.mem.inflight import PinnedBatch, Pull, Push, UnitedKeys
 from daskps.storage.row_store import RowStore
 from daskps.types import Floats, Keys, RowLayout
 
@@ -33,8 +34,8 @@ class SnapshotPiece:
     Only the first call does the work; a second one waits for it. A call that raised may be repeated.
     """
 
-    def __init__(self, work: Callable[[], object], slots: Slots | None = None) -> None:
-        self.slots = slots  # entries whose rows are appended; None for `prepare`, the last piece
+    def __init__(self, work: Callable[[], object], ids: EntryIds | None = None) -> None:
+        self.ids = ids  # entries whose rows are appended; None for `prepare`, the last piece
         self._work: Callable[[], object] | None = work
         self._lock = Lock()
 
@@ -72,14 +73,14 @@ class SnapshotWriter:
         if self.piece is None:
             if not len(self._filling[0]):  # one row of buffer in all
                 self._filling, self._spare = self._spare, self._filling
-            slots = self._cache.list_pending(self._cursor, len(self._filling[0]) - self._count)
-            stop = self._gather(slots)
+            ids = self._cache.list_pending(self._cursor, len(self._filling[0]) - self._count)
+            stop = self._gather(ids)
             if stop:
                 keys, rows = self._filling[0][:stop], self._filling[1][:stop]
-                self.piece = SnapshotPiece(lambda: self._store.append(keys, rows), slots)
+                self.piece = SnapshotPiece(lambda: self._store.append(keys, rows), ids)
                 self._filling, self._spare = self._spare, self._filling
                 self._count = 0
-                self._cursor = int(slots[-1]) + 1 if len(slots) else self._cursor
+                self._cursor = int(ids[-1]) + 1 if len(ids) else self._cursor
             else:
                 self.piece = SnapshotPiece(lambda: self._store.prepare(self.snapshot_id))
         return self.piece
@@ -89,14 +90,14 @@ class SnapshotWriter:
         if piece is not self.piece:
             return
         self.piece = None
-        if piece.slots is not None:
-            self._cache.mark_stored(piece.slots)
+        if piece.ids is not None:
+            self._cache.mark_stored(piece.ids)
         else:
             self._cache.flushing, self.prepared = False, True
 
-    def save(self, slots: Slots) -> None:
+    def save(self, ids: EntryIds) -> None:
         """Copy those of the rows that the snapshot still needs, before a push overwrites them (copy on write)."""
-        pending = self._cache.select(slots, DIRTY | PENDING)
+        pending = self._cache.select(ids, DIRTY | PENDING)
         while len(pending):
             if self._count == len(self._filling[0]):
                 self._write_copies()
@@ -108,11 +109,11 @@ class SnapshotWriter:
         """Search from the first entry again, because rows have moved to other entries. No piece may be unfinished."""
         self._cursor = 0
 
-    def _gather(self, slots: Slots) -> int:
+    def _gather(self, ids: EntryIds) -> int:
         """Copy rows behind those in the buffer that is being filled; return how many it has then."""
         keys, rows = self._filling
-        stop = self._count + len(slots)
-        self._cache.gather(slots, rows[self._count : stop], keys[self._count : stop])
+        stop = self._count + len(ids)
+        self._cache.gather(ids, rows[self._count : stop], keys[self._count : stop])
         return stop
 
     def _write_copies(self) -> None:
@@ -135,12 +136,17 @@ class CachedStore:
     """The cache, the store behind it, and the buffers for rows on their way between the two."""
 
     def __init__(
-        self, budget: CacheBudget, store: RowStore, initial: Callable[[Keys, Floats], None], pool: ComputePool
+        self,
+        budget: CacheBudget,
+        store: RowStore,
+        initial: Callable[[Keys, Floats], None],
+        pool: ComputePool,
+        eviction: str,
     ) -> None:
         self.budget = budget
         self.left = budget  # what remains of `budget` after the cache has shrunk for the store's index
         self.store = store
-        self.cache = Cache(budget, pool)
+        self.cache = Cache(budget, pool, eviction)
         self.snapshot: SnapshotWriter | None = None
         self._initial = initial
         self._row_bytes = budget.row_bytes + 8  # bytes on disk: the row and its key
@@ -174,17 +180,15 @@ class CachedStore:
 
         Rows that no earlier batch holds are also copied to `out`. If it raises, nothing is pinned.
         """
-        demoted = self.cache.recent.demoted
         visit = self.cache.visit(keys, batch, out)
         if visit is None:
             raise ArgumentError(f"the pull of batch {batch} names a key twice; pull distinct keys")
         try:
             self._load_missing(keys, visit, batch, out, counters)
         except BaseException:
-            self.cache.unpin(visit.slots, batch)
+            self.cache.unpin(visit.ids, batch)
             raise
-        self.cache.age(len(keys))
-        counters.update(hits=visit.found, late=len(visit.late), lru_victims=self.cache.recent.demoted - demoted)
+        counters.update(hits=visit.found, late=len(visit.deferred))
         return visit
 
     def _load_missing(self, keys: Keys, visit: Visit, batch: int, out: Floats | None, counters: Counter[str]) -> None:
@@ -195,12 +199,12 @@ class CachedStore:
             positions = visit.missing[start : start + len(self._staging)]
             self._make_room(len(positions), counters)
             rows, found = self._load(keys[positions])
-            if self.cache.insert(keys, positions, visit.slots, batch) < len(positions):
+            if self.cache.insert(keys, positions, visit.ids, batch) < len(positions):
                 raise ArgumentError(f"the pull of batch {batch} names a key twice; pull distinct keys")
-            self.cache.fill(visit.slots, positions, rows, out)
+            self.cache.fill(visit.ids, positions, rows, out)
             counters.update(misses=found, new_keys=len(positions) - found, bytes_read=found * self._row_bytes)
 
-    def _sort_for_reading(self, keys: Keys, positions: Slots, run: int) -> None:
+    def _sort_for_reading(self, keys: Keys, positions: EntryIds, run: int) -> None:
         """Sort the positions, `run` at a time, so that each piece of ``keys[positions]`` reads few files.
 
         Otherwise every piece of a large batch would read all files.
@@ -224,7 +228,7 @@ class CachedStore:
         return rows, known
 
     def _make_room(self, rows: int, counters: Counter[str]) -> None:
-        """Evict rows until `rows` more fit, the least visited of the LFU set first; write dirty ones to the store."""
+        """Evict rows until `rows` more fit; write dirty ones to the store."""
         while (short := rows - (self.cache.cache_rows - self.cache.cached_rows)) > 0:
             wanted = min(max(short, self.cache.cache_rows >> EVICT_SHIFT), len(self._staging))
             victims = self.cache.victims(wanted)
@@ -245,11 +249,9 @@ class CachedStore:
                 self.cache.gather(dirty, copies, keys)
                 self.store.append(keys, copies)
             self.cache.remove(victims)
-            counters.update(
-                lfu_victims=len(victims), written_back=len(dirty), bytes_written=len(dirty) * self._row_bytes
-            )
+            counters.update(evicted=len(victims), written_back=len(dirty), bytes_written=len(dirty) * self._row_bytes)
 
-    def shrink_for_index(self, counters: Counter[str], least_rows: int) -> Slots | None:
+    def shrink_for_index(self, counters: Counter[str], least_rows: int) -> EntryIds | None:
         """Shrink the cache and its buffers by as much as the index of the store has grown.
 
         The cache keeps room for the pinned rows and at least `least_rows`. Returns where rows have moved (item i is the
@@ -290,11 +292,11 @@ class CachedStore:
         self._copies = self._copies[: self.left.copy_rows]
         self._copy_keys = self._copy_keys[: self.left.copy_rows]
 
-    def push(self, slots: Slots, rows: Floats, batch: int) -> None:
+    def push(self, ids: EntryIds, rows: Floats, batch: int) -> None:
         """Store trained rows in the cache. A snapshot being written first copies the old values that it needs."""
         if self.snapshot is not None:
-            self.snapshot.save(slots)
-        self.cache.push(slots, rows, batch)
+            self.snapshot.save(ids)
+        self.cache.push(ids, rows, batch)
 
     def lookup(self, keys: Keys, out: Floats) -> None:
         """Copy rows of distinct keys to `out`: as last pushed, or the initial value of a new key. Changes no state."""
@@ -353,7 +355,7 @@ class MemPS:
         run: str = "",
         epoch: int = 0,
         first_batch: int = 0,
-        lru_share: float = 0.5,
+        eviction: str = DEFAULT_POLICY,
         remedy: Callable[[MemPS, int], str] | None = None,
     ) -> None:
         """Allocate the cache. `remedy(self, rows)` returns what an error tells the user when `rows` rows do not fit."""
@@ -364,23 +366,22 @@ class MemPS:
             store_bytes=store.memory_bytes,
             row_bytes=layout.row_bytes,
             nodes=nodes,
-            lru_share=lru_share,
         )
         self.layout, self.nodes, self.run, self.epoch = layout, nodes, run, epoch
         self.statistics: deque[BatchStatistics] = deque(maxlen=KEPT_STATISTICS)  # of batches that have ended
         self.made_rows = 0  # rows of new keys, in batches that have ended
         self._remedy = remedy
-        self._rows = CachedStore(self.budget, store, initial, pool)
+        self._rows = CachedStore(self.budget, store, initial, pool, eviction)
         self._next_pull = [first_batch] * nodes  # for each node: the batch that it must pull next
         self._next_answer = first_batch
         self._newest_push = first_batch - 1  # the newest batch of which pushed rows are in the cache
         self._pulls: dict[int, dict[int, Pull]] = {}  # registered but not answered, by batch and node
-        self._united: WorkingSet | None = None  # of batch `_next_answer`, once all its pulls are in
-        self._flights: dict[int, Flight] = {}  # answered but not ended, in batch order
+        self._united: UnitedKeys | None = None  # of batch `_next_answer`, once all its pulls are in
+        self._pinned: dict[int, PinnedBatch] = {}  # answered but not ended, in batch order
         self._planned: tuple[int, str] | None = None  # snapshot that has not begun: its batch and its id
         self._counters: dict[int, Counter[str]] = {}
         self._carried: Counter[str] = Counter()  # counts from writing snapshots, added to those of the next batch
-        self._ready: list[PullReply] = []  # deliveries that the next pull or push returns
+        self._ready: list[PullReply] = []  # replies that the next pull or push returns
 
     @property
     def cache_rows(self) -> int:
@@ -428,7 +429,7 @@ class MemPS:
         run: str | None = None,
         epoch: int | None = None,
     ) -> list[PullReply]:
-        """Register a node's working set (distinct keys) for `batch` and return the deliveries that have become ready.
+        """Register a node's working set (distinct keys) for `batch` and return the replies that have become ready.
 
         A batch is answered when all nodes have pulled it and all earlier ones, and its rows fit beside the pinned ones.
         If `out` is given, row i is written to out[i]. `keys` and `out` are used until the last delivery of the batch.
@@ -483,7 +484,7 @@ class MemPS:
             batch = self._next_answer
             if self._united is None:
                 pulls = self._pulls[batch]
-                self._united = WorkingSet([pulls[node] for node in range(self.nodes)], self._rows.cache.pool.buffers)
+                self._united = UnitedKeys([pulls[node] for node in range(self.nodes)], self._rows.cache.pool.buffers)
                 self._counters[batch], self._carried = self._carried, Counter()
             self._shrink_for_index(self._counters[batch])
             self._check_size(len(self._united), batch)
@@ -497,51 +498,48 @@ class MemPS:
         moved = self._rows.shrink_for_index(counters, self._min_cache_rows())
         counters["given_rows"] += before - self.cache_rows
         if moved is not None:
-            for flight in self._flights.values():
-                flight.move(self.cache_rows, moved)
+            for pinned in self._pinned.values():
+                pinned.move(self.cache_rows, moved)
 
     def _min_cache_rows(self) -> int:
         """Return the smallest cache size (rows) at which the bookkeeping of the batches in flight still fits."""
-        in_flight = sum(len(flight.slots) for flight in self._flights.values())
+        in_flight = sum(len(pinned.ids) for pinned in self._pinned.values())
         shrinks = self.budget.flight_rows >= self.budget.cache_rows
         return -(-in_flight * self.budget.cache_rows // self.budget.flight_rows) if shrinks else 0
 
-    def _fits(self, working_set: WorkingSet, batch: int) -> bool:
-        if not self._flights:
+    def _fits(self, united: UnitedKeys, batch: int) -> bool:
+        if not self._pinned:
             return True
-        in_flight = sum(len(flight.slots) for flight in self._flights.values())
-        if (
-            batch - min(self._flights) >= BATCHES_IN_FLIGHT
-            or in_flight + len(working_set) > self._rows.left.flight_rows
-        ):
+        in_flight = sum(len(pinned.ids) for pinned in self._pinned.values())
+        if batch - min(self._pinned) >= BATCHES_IN_FLIGHT or in_flight + len(united) > self._rows.left.flight_rows:
             return False
         cache = self._rows.cache
-        pinned = cache.pinned_rows + len(working_set)
-        return pinned <= cache.cache_rows or pinned - cache.count_pinned(working_set.keys) <= cache.cache_rows
+        pinned = cache.pinned_rows + len(united)
+        return pinned <= cache.cache_rows or pinned - cache.count_pinned(united.keys) <= cache.cache_rows
 
-    def _open(self, working_set: WorkingSet, batch: int) -> None:
-        """Pin the rows of a batch and create its first deliveries."""
-        alone = working_set.pulls[0] if self.nodes == 1 else None
+    def _open(self, united: UnitedKeys, batch: int) -> None:
+        """Pin the rows of a batch and create its first replies."""
+        alone = united.pulls[0] if self.nodes == 1 else None
         out = None if alone is None else alone.out
         if alone is not None and out is None:
-            out = np.empty((len(working_set), self.layout.width), np.float32)
-        visit = self._rows.take(working_set.keys, batch, out, self._counters[batch])
-        flight = Flight(batch, visit.slots, len(working_set))
+            out = np.empty((len(united), self.layout.width), np.float32)
+        visit = self._rows.take(united.keys, batch, out, self._counters[batch])
+        pinned = PinnedBatch(batch, visit.ids, len(united))
         if alone is not None:
             assert out is not None
-            self._ready.append(inflight.first_alone(alone, visit, flight, out))
+            self._ready.append(inflight.first_alone(alone, visit, pinned, out))
         else:
-            flight.working_set, flight.pushed = working_set, np.zeros(len(working_set), np.uint8)
-            previous = self._flights.get(batch - 1)
-            self._ready += inflight.first_shared(working_set, visit, flight, previous, self._rows.cache)
-            working_set.forget_pulls()
-        self._flights[batch] = flight
+            pinned.united, pinned.pushed = united, np.zeros(len(united), np.uint8)
+            previous = self._pinned.get(batch - 1)
+            self._ready += inflight.first_shared(united, visit, pinned, previous, self._rows.cache)
+            united.forget_pulls()
+        self._pinned[batch] = pinned
         self._united = None
         del self._pulls[batch]
         self._next_answer += 1
-        for other in self._flights:
+        for other in self._pinned:
             self._counters[other]["pinned_rows"] = max(self._counters[other]["pinned_rows"], self.pinned_rows)
-        self._close_if_ended(flight)
+        self._close_if_ended(pinned)
         self._begin_if_due()
 
     def _take_ready(self) -> list[PullReply]:
@@ -560,7 +558,7 @@ class MemPS:
         run: str | None = None,
         epoch: int | None = None,
     ) -> list[PullReply]:
-        """Store rows that `batch` has trained and return the deliveries that have become ready.
+        """Store rows that `batch` has trained and return the replies that have become ready.
 
         `node` pushes the keys of which it is the holder of lowest rank, in any order, in one call or several. A push
         that breaks the protocol raises and changes nothing. Nodes do not run in lockstep: a push that arrives before
@@ -568,42 +566,42 @@ class MemPS:
         """
         self._check_token(run, epoch, node)
         self._check_rows("rows", rows, len(keys))
-        flight = self._flights.get(batch)
-        if flight is None:
+        pinned = self._pinned.get(batch)
+        if pinned is None:
             if batch >= self._next_answer:
                 raise ProtocolError(f"node {node} pushes batch {batch}, which has not been pulled yet")
             if len(keys):
                 raise StaleError(f"node {node} pushes batch {batch}, whose rows have all been pushed; drop it")
             return self._take_ready()  # a node that has no row to push may come after the batch has ended
-        if self.nodes == 1 and batch != min(self._flights):
-            raise ProtocolError(f"batch {batch} is pushed, but {min(self._flights)} is not over; push in batch order")
-        flight.deferred.append(Push(flight.claim(keys, node, self._rows.cache), rows))
+        if self.nodes == 1 and batch != min(self._pinned):
+            raise ProtocolError(f"batch {batch} is pushed, but {min(self._pinned)} is not over; push in batch order")
+        pinned.kept_pushes.append(Push(pinned.claim(keys, node, self._rows.cache), rows))
         self._store_pushes()
         self._answer()
         return self._take_ready()
 
     def _store_pushes(self) -> None:
         """Store the pushes of the oldest batch; when it has ended, those of the next, and so on."""
-        while self._flights and (oldest := self._flights[min(self._flights)]).deferred:
-            for push in oldest.deferred:
-                self._rows.push(push.slots, push.rows, oldest.batch)
-                oldest.remaining -= len(push.slots)
-            oldest.deferred = []
+        while self._pinned and (oldest := self._pinned[min(self._pinned)]).kept_pushes:
+            for push in oldest.kept_pushes:
+                self._rows.push(push.ids, push.rows, oldest.batch)
+                oldest.remaining -= len(push.ids)
+            oldest.kept_pushes = []
             self._newest_push = oldest.batch
-            for later in self._flights.values():
-                self._ready += inflight.late_rows(later, oldest.batch, self._rows.cache)
+            for later in self._pinned.values():
+                self._ready += inflight.deferred_rows(later, oldest.batch, self._rows.cache)
             self._close_if_ended(oldest)
             self._begin_if_due()
 
-    def _close_if_ended(self, flight: Flight) -> None:
-        if flight.remaining:
+    def _close_if_ended(self, pinned: PinnedBatch) -> None:
+        if pinned.remaining:
             return
-        del self._flights[flight.batch]
-        counters = self._counters.pop(flight.batch)
+        del self._pinned[pinned.batch]
+        counters = self._counters.pop(pinned.batch)
         self.made_rows += counters["new_keys"]
         names = BatchStatistics.__dataclass_fields__
         self.statistics.append(
-            BatchStatistics(batch=flight.batch, **{name: counters[name] for name in names if name != "batch"})
+            BatchStatistics(batch=pinned.batch, **{name: counters[name] for name in names if name != "batch"})
         )
 
     # ------------------------------------------------------------- evaluation
@@ -629,7 +627,7 @@ class MemPS:
         if self._planned is not None:
             self._planned = None
             raise ProtocolError(
-                f"flush({batch}), but its rows are not all pushed: in flight are {list(self._flights)}, the next to be "
+                f"flush({batch}), but its rows are not all pushed: in flight are {list(self._pinned)}, the next to be "
                 f"answered is {self._next_answer}; call it later, or flush_begin now"
             )
         self.flush_finish()
@@ -649,7 +647,7 @@ class MemPS:
         if self._planned is None:
             return
         batch, snapshot_id = self._planned
-        if batch < min(self._flights, default=self._next_answer):
+        if batch < min(self._pinned, default=self._next_answer):
             self._rows.begin_snapshot(snapshot_id)
             self._planned = None
 
@@ -688,4 +686,4 @@ class MemPS:
     def close(self) -> None:
         """Release the memory. Rows pushed after the last snapshot are lost: the incarnation ends here."""
         self.__dict__.pop("_rows", None)
-        self._flights = {}
+        self._pinned = {}

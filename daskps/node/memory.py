@@ -268,7 +268,6 @@ class NodeBudget:
                 store_bytes=min(max(now, 0), memory_bytes // 2),
                 row_bytes=spec.layout.row_bytes,
                 nodes=self._nodes,
-                lru_share=self._job.cluster.lru_share,
             )
             holds = rows < min(whole.cache_rows, whole.flight_rows)
             if holds and whole.shrunk(rows).cache_bytes + index <= memory_bytes:
@@ -475,11 +474,9 @@ def projected_terms(
                 table=spec.name,
             ),
         ]
-        sizes = (room.memory_bytes(spec), total_bytes(store), row_bytes, nodes, job.cluster.lru_share)
+        sizes = (room.memory_bytes(spec), total_bytes(store), row_bytes, nodes)
         try:
-            cache = budget.largest_cache(
-                sizes[0], store_bytes=sizes[1], row_bytes=row_bytes, nodes=nodes, lru_share=job.cluster.lru_share
-            )
+            cache = budget.largest_cache(sizes[0], store_bytes=sizes[1], row_bytes=row_bytes, nodes=nodes)
         except CapacityError:
             cache = budget.cache_of(1, *sizes)  # the sum shows that it does not fit
         terms += [*store, *cache.cache_terms(spec.name)]

@@ -297,7 +297,7 @@ class OpenNode:
                 run=self.run,
                 epoch=self.incarnation.number,
                 first_batch=self.first_batch,
-                lru_share=self.job.cluster.lru_share,
+                eviction=self.job.cluster.eviction,
                 remedy=lambda mem, rows: self.room.remedy(spec, mem, rows),
             )
         except BaseException:

@@ -492,8 +492,7 @@ def _counters(record: Record) -> str:
     counts, levels = record.summary.counts, record.summary.points.last["levels"]
     facts = [
         ("deferred rows (an earlier batch in flight still held them)", f"{counts.get('late', 0):,.0f}"),
-        ("rows moved from LRU to LFU", f"{counts.get('lru_victims', 0):,.0f}"),
-        ("rows evicted from memory", f"{counts.get('lfu_victims', 0):,.0f}"),
+        ("rows evicted from memory", f"{counts.get('evicted', 0):,.0f}"),
         ("of them written to disk", f"{counts.get('written_back', 0):,.0f}"),
         ("bytes read from disk for misses", size(counts.get("bytes_read", 0))),
         ("bytes written back to disk", size(counts.get("bytes_written", 0))),

@@ -168,7 +168,7 @@ class TableOwner:
             rows = () if delivery.in_place else (delivery.rows,)
             if delivery.first:
                 self._deferred_sent[target] = 0
-                about = (delivery.copied, delivery.late, delivery.shared, delivery.holders)
+                about = (delivery.forwarded, delivery.deferred, delivery.shared, delivery.holders)
                 self._session.send(
                     *(delivery.node, MessageKind.ANSWER, delivery.batch),
                     table=self._table,

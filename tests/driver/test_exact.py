@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from daskps.driver.driver import Outcome
+from daskps.mem.eviction import POLICIES
 from tests.driver.helpers import model_bits
 
 Trained = Callable[..., tuple[Outcome, Path]]
@@ -64,6 +67,27 @@ def test_every_model_and_optimizer_is_exact(
     }
     fast = {"cluster": {"cores": 2, "devices": 2}, "train": {"depth": 4, "batch_examples": 500}}
     assert model_bits(trained(job, fast)[1]) == expected(reference, trained, job)
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+@settings(max_examples=2, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    memory_bytes=st.integers(1_600_000, 2_200_000),
+    train=st.fixed_dictionaries({"depth": st.integers(1, 3), "snapshot_every_batches": st.sampled_from([0, 2])}),
+)
+def test_no_eviction_policy_changes_a_bit_with_a_tiny_cache(
+    eviction: str, memory_bytes: int, train: dict[str, Any], trained: Trained, reference: dict[str, str]
+) -> None:
+    job = {"tables": {"main": {"dimension": 32}}, "data": {"synthetic": {"examples": 3_000}}}
+    change = {
+        "cluster": {"eviction": eviction, "cores": 2},
+        "budget": {"memory_bytes": memory_bytes},
+        "train": {**train, "batch_examples": 500},
+    }
+    outcome, path = trained(job, change)
+    assert outcome.progress.counts["evicted"] > 500
+    assert outcome.progress.counts["misses"] > 0
+    assert model_bits(path) == expected(reference, trained, job)
 
 
 def test_what_decides_the_result_changes_it(trained: Trained, reference: dict[str, str]) -> None:

@@ -101,12 +101,12 @@ def initial_rows(keys: np.ndarray, width: int) -> np.ndarray:
 
 
 @functools.cache
-def bytes_for(width: int, cache_rows: int = 1, flight_rows: int = 1, nodes: int = 1, lru_share: float = 0.5) -> int:
+def bytes_for(width: int, cache_rows: int = 1, flight_rows: int = 1, nodes: int = 1) -> int:
     """The smallest memory_bytes (in steps of 8) whose budget has room for so many rows."""
 
     def fits(steps: int) -> bool:
         try:
-            budget = largest_cache(8 * steps, store_bytes=0, row_bytes=4 * width, nodes=nodes, lru_share=lru_share)
+            budget = largest_cache(8 * steps, store_bytes=0, row_bytes=4 * width, nodes=nodes)
         except CapacityError:
             return False
         return budget.cache_rows >= cache_rows and budget.flight_rows >= flight_rows

@@ -20,6 +20,8 @@ from daskps.mem import MemPS, total
 from daskps.types import Field, RowLayout
 
 class Store:
+    buffer_bytes = 0
+
     def __init__(self):
         self.appended = 0
         self.index = []
@@ -83,7 +85,7 @@ for batch in range(batches + 1):
         ps.flush_step()
 ps.flush_finish()
 counted = total(ps.statistics)
-assert store.appended > ps.cache_rows // 2 and store.prepared and counted.lfu_victims > 0, counted
+assert store.appended > ps.cache_rows // 2 and store.prepared and counted.evicted > 0, counted
 assert ps.cached_rows > 0.9 * ps.cache_rows, (ps.cached_rows, ps.cache_rows)
 assert not grows or counted.given_rows > 0
 peak = max(status("VmHWM"), status("VmRSS")) - before
@@ -120,25 +122,25 @@ def test_the_growth_of_the_process_stays_within_the_budget(
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("row_bytes", [4, 40, 400])
 def test_all_of_the_budget_is_spent_and_never_more(row_bytes: int, nodes: int) -> None:
-    for memory_bytes in (20_000, 1_000_000, 10**9, 10**12):
-        budget = largest_cache(memory_bytes, store_bytes=1000, row_bytes=row_bytes, nodes=nodes, lru_share=0.5)
+    for memory_bytes in (40_000, 1_000_000, 10**9, 10**12):
+        budget = largest_cache(memory_bytes, store_bytes=1000, row_bytes=row_bytes, nodes=nodes)
         assert budget.used_bytes <= memory_bytes
-        more = largest_cache(memory_bytes + 2000, store_bytes=1000, row_bytes=row_bytes, nodes=nodes, lru_share=0.5)
+        more = largest_cache(memory_bytes + 2000, store_bytes=1000, row_bytes=row_bytes, nodes=nodes)
         assert more.cache_rows > budget.cache_rows or budget.cache_rows == 2**32 - 2
 
 
 def test_the_index_of_the_store_is_subtracted_first() -> None:
     with pytest.raises(CapacityError, match="the disk tier's index takes 1,000,000 bytes"):
-        largest_cache(1_000_000, store_bytes=1_000_000, row_bytes=40, nodes=1, lru_share=0.5)
+        largest_cache(1_000_000, store_bytes=1_000_000, row_bytes=40, nodes=1)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_cache_that_gives_way_to_the_index_takes_its_buffers_with_it(nodes: int) -> None:
     """What is left holds nearly as many rows as a cache that was made for it: only buckets and ring stay."""
-    budget = largest_cache(10**8, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
+    budget = largest_cache(10**8, store_bytes=0, row_bytes=64, nodes=nodes)
     rows = budget.cache_rows // 4
     shrunk = budget.shrunk(rows)
-    made = largest_cache(shrunk.used_bytes, store_bytes=0, row_bytes=64, nodes=nodes, lru_share=0.5)
+    made = largest_cache(shrunk.used_bytes, store_bytes=0, row_bytes=64, nodes=nodes)
     assert shrunk.staging_rows <= budget.staging_rows // 4
     assert shrunk.flight_rows >= min(budget.flight_rows, rows)
     assert rows >= (0.7 if nodes == 1 else 0.5) * made.cache_rows

@@ -50,8 +50,8 @@ def play(cores: int, index_growth: int = 0) -> tuple[MemPS, ArrayStore]:
             keys = random.permutation(np.unique((KEYS * random.random(28_000) ** 3).astype(np.uint64)))
             out = np.zeros((len(keys), WIDTH), np.float32)
             (first,) = ps.pull(keys, batch, out=out)
-            assert len(first.late) == 0
-            tables[batch] = [keys, out, first.copied]
+            assert len(first.deferred) == 0
+            tables[batch] = [keys, out, first.forwarded]
 
         pull(0)
         expected_snapshot = None

@@ -59,7 +59,7 @@ def test_a_pull_fills_the_given_buffer_and_leaves_late_rows_alone(store, pool) -
     (first,) = ps.pull(keys_of(2, 3, 4), 1, out=out)
     assert first.in_place
     assert first.rows is out
-    assert first.copied.tolist() == [0]
+    assert first.forwarded.tolist() == [0]
     assert first.positions.tolist() == [1, 2]
     assert out[0].tolist() == [-1, -1]
     np.testing.assert_array_equal(out[1:].view(np.uint32), initial_rows(keys_of(3, 4), WIDTH).view(np.uint32))
@@ -70,7 +70,7 @@ def test_a_row_out_with_an_older_batch_is_delivered_by_its_push(store, pool) -> 
     ps.pull(keys_of(1, 2), 0)
     ps.pull(keys_of(3), 1)
     (first,) = ps.pull(keys_of(2, 3), 2)
-    assert (first.late.tolist(), first.copied.tolist(), len(first.rows)) == ([0], [1], 0)
+    assert (first.deferred.tolist(), first.forwarded.tolist(), len(first.rows)) == ([0], [1], 0)
     (late,) = ps.push(keys_of(1, 2), filled(7, 2), 0)
     assert (late.first, late.batch, late.positions.tolist(), late.rows.tolist()) == (False, 2, [0], [[7, 7]])
     assert ps.pinned_rows == 2
@@ -240,13 +240,11 @@ def test_wrong_arrays_are_named(store, pool) -> None:
 
 def test_settings_that_cannot_work_are_refused_with_figures(store, pool) -> None:
     settings = {"layout": layout(WIDTH), "store": store, "initial": initial, "pool": pool}
-    with pytest.raises(CapacityError, match=r"memory_bytes=1,000 holds no row: .* needs 16,\d+ bytes in all"):
+    with pytest.raises(CapacityError, match=r"memory_bytes=1,000 holds no row: .* needs 33,\d+ bytes in all"):
         MemPS(**settings, memory_bytes=1000)
     store.memory_bytes = 90_000
     with pytest.raises(CapacityError, match="the disk tier's index takes 90,000 bytes"):
         MemPS(**settings, memory_bytes=90_000)
-    with pytest.raises(ConfigError, match="lru_share"):
-        MemPS(**settings, memory_bytes=1 << 20, lru_share=0.0)
     with pytest.raises(ConfigError, match="1 to 64 nodes, got 65"):
         MemPS(**settings, memory_bytes=1 << 20, nodes=65)
 
@@ -272,11 +270,10 @@ def test_every_batch_is_counted(store, pool) -> None:
     train(ps, np.arange(15, 35, dtype=np.uint64), 1, 2.0)  # 5 hits, 15 new, so 15 dirty ones leave
     train(ps, np.arange(0, 5, dtype=np.uint64), 2, 3.0)  # 5 from disk
     first, second, third = ps.statistics
-    assert (first.hits, first.misses, first.new_keys, first.lfu_victims, first.pinned_rows) == (0, 0, 20, 0, 20)
+    assert (first.hits, first.misses, first.new_keys, first.evicted, first.pinned_rows) == (0, 0, 20, 0, 20)
     assert (second.hits, second.misses, second.new_keys) == (5, 0, 15)
-    assert (second.lfu_victims, second.written_back, second.bytes_written) == (15, 15, 15 * row_bytes)
+    assert (second.evicted, second.written_back, second.bytes_written) == (15, 15, 15 * row_bytes)
     assert (third.misses, third.new_keys, third.bytes_read) == (5, 0, 5 * row_bytes)
-    assert third.lru_victims > 0
     both = total(ps.statistics)
     assert (both.batch, both.hits, both.misses, both.new_keys, both.pinned_rows) == (2, 5, 5, 35, 20)
 
@@ -288,7 +285,7 @@ def test_clean_rows_leave_without_a_write(store, pool) -> None:
     appends = store.appends
     train(ps, np.arange(20, 40, dtype=np.uint64), 1, 2.0)
     assert store.appends == appends
-    assert ps.statistics[-1].lfu_victims == 20
+    assert ps.statistics[-1].evicted == 20
     assert ps.statistics[-1].written_back == 0
 
 

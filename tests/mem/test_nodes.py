@@ -59,8 +59,8 @@ class Cluster:
                 self.missing[at] = np.ones(len(keys), np.bool_)
                 self.check_holders(delivery, keys)
                 expected = np.ones(len(keys), np.bool_)
-                expected[delivery.late] = False
-                expected[delivery.copied] = False
+                expected[delivery.deferred] = False
+                expected[delivery.forwarded] = False
                 if delivery.positions is not None:
                     assert delivery.positions.tolist() == np.flatnonzero(expected).tolist()
                 else:
@@ -88,7 +88,7 @@ class Cluster:
         if (node, batch) not in self.first or (node, batch - 1) not in self.results:
             return
         before = {key: i for i, key in enumerate(self.batches[batch - 1][node].tolist())}
-        for i in self.first[node, batch].copied.tolist():
+        for i in self.first[node, batch].forwarded.tolist():
             key = int(self.batches[batch][node][i])
             self.tables[node, batch][i] = self.results[node, batch - 1][before[key]]
             self.missing[node, batch][i] = False
@@ -180,8 +180,8 @@ def test_a_row_that_no_table_before_holds_is_sent_when_its_last_holder_has_pushe
     ps.pull(other, 0, 1)
     ps.pull(other, 1, 0)
     first = {delivery.node: delivery for delivery in ps.pull(key, 1, 1)}
-    assert [first[node].late.tolist() for node in (0, 1)] == [[0], [0]]  # each now wants what the other has
-    assert all(len(first[node].rows) == 0 and len(first[node].copied) == 0 for node in (0, 1))
+    assert [first[node].deferred.tolist() for node in (0, 1)] == [[0], [0]]  # each now wants what the other has
+    assert all(len(first[node].rows) == 0 and len(first[node].forwarded) == 0 for node in (0, 1))
     (late,) = ps.push(key, np.array([[1.5]], np.float32), 0, 0)
     assert (late.node, late.batch, late.first, late.rows.tolist()) == (1, 1, False, [[1.5]])
 
@@ -220,9 +220,9 @@ def test_a_row_in_the_nodes_own_table_before_is_not_sent_but_copied() -> None:
     ps.pull(both, 0, 1)
     ps.pull(both, 1, 0)
     first = {delivery.node: delivery for delivery in ps.pull(own, 1, 1)}
-    assert first[0].copied.tolist() == [0]
-    assert first[1].copied.tolist() == [0]
-    assert first[1].late.tolist() == [1]  # key 8 is in the other node's table only
+    assert first[0].forwarded.tolist() == [0]
+    assert first[1].forwarded.tolist() == [0]
+    assert first[1].deferred.tolist() == [1]  # key 8 is in the other node's table only
 
 
 def test_rows_in_flight_move_when_the_cache_shrinks_and_are_pushed_to_where_they_went() -> None:
@@ -244,7 +244,7 @@ def test_rows_in_flight_move_when_the_cache_shrinks_and_are_pushed_to_where_they
     store.memory_bytes = 32 * 100
     (first, _) = pull(high[:5], 5)  # shrinks; these are out with batch 3
     assert ps.cache_rows <= 100
-    assert first.late.tolist() == [0, 1, 2, 3, 4]
+    assert first.deferred.tolist() == [0, 1, 2, 3, 4]
     (late,) = ps.push(high, np.arange(40, dtype=np.float32).reshape(40, 1), 3, 0)
     assert late.rows[:, 0].tolist() == [0, 1, 2, 3, 4]
     ps.push(high[:5], np.full((5, 1), -1, np.float32), 5, 0)

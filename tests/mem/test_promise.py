@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from daskps.device.pool import ComputePool
 from daskps.errors import CapacityError
 from daskps.mem import MemPS
+from daskps.mem.eviction import POLICIES
 from daskps.mem.memps import SnapshotPiece
 from tests.mem.memory_store import MemoryStore, bytes_for, initial, initial_rows, layout
 
@@ -25,12 +26,12 @@ class OneNode(RuleBasedStateMachine):
     @initialize(
         width=st.integers(1, 6),
         rows_that_fit=st.integers(1, 45),
-        lru_share=st.sampled_from([0.01, 0.3, 1.0]),
+        eviction=st.sampled_from(list(POLICIES)),
         depth=st.integers(1, 4),
     )
-    def open(self, width: int, rows_that_fit: int, lru_share: float, depth: int) -> None:
-        self.width, self.lru_share, self.depth = width, lru_share, depth
-        self.memory_bytes = bytes_for(width, cache_rows=rows_that_fit, lru_share=lru_share)
+    def open(self, width: int, rows_that_fit: int, eviction: str, depth: int) -> None:
+        self.width, self.eviction, self.depth = width, eviction, depth
+        self.memory_bytes = bytes_for(width, cache_rows=rows_that_fit)
         self.model: dict[int, bytes] = {}  # pushed rows
         self.snapshots: dict[str, dict[int, bytes]] = {}
         self.batch = 0
@@ -47,7 +48,7 @@ class OneNode(RuleBasedStateMachine):
             memory_bytes=self.memory_bytes,
             pool=POOL,
             first_batch=self.batch,
-            lru_share=self.lru_share,
+            eviction=self.eviction,
         )
         # per batch in flight: keys, rows of its "table", which rows are still to come
         self.tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
@@ -67,12 +68,12 @@ class OneNode(RuleBasedStateMachine):
                 rows = np.zeros((len(keys), self.width), np.float32)
                 self.tables[delivery.batch] = (keys, rows, np.ones(len(keys), np.bool_))
                 keys, rows, missing = self.tables[delivery.batch]
-                if len(delivery.copied):
+                if len(delivery.forwarded):
                     before = self.tables[delivery.batch - 1][0]
-                    assert set(keys[delivery.copied].tolist()) <= set(before.tolist())
+                    assert set(keys[delivery.forwarded].tolist()) <= set(before.tolist())
                 missing[:] = False
-                missing[delivery.copied] = True
-                missing[delivery.late] = True
+                missing[delivery.forwarded] = True
+                missing[delivery.deferred] = True
             keys, rows, missing = self.tables[delivery.batch]
             positions = np.arange(len(keys)) if delivery.positions is None else delivery.positions
             rows[positions] = delivery.rows[positions] if delivery.in_place else delivery.rows

@@ -98,7 +98,7 @@ class SimNode:
             layout=world.layout,
             store=self.stores[str(table)],
             initial=lambda keys, out: world.initial(table, keys, out),
-            memory_bytes=20_000 + 120 * world.schedule.cache_rows,
+            memory_bytes=36_000 + 120 * world.schedule.cache_rows,
             pool=POOL,
             nodes=self.nodes,
             run=self.run,
