@@ -1,4 +1,4 @@
-"""The cache's two lists together keep up with plain LRU and plain LFU on a Zipf trace, and with LRU when tastes change.
+"""The default eviction policy keeps up with plain LRU and plain LFU on a Zipf trace, and with LRU when tastes change.
 
 The trace has 10 million accesses to 1 million keys; the cache holds a tenth of them. Both plain policies are simulated
 access by access. MEM-PS takes the same accesses as batches: a batch loads each missing key once, so one access to it
@@ -112,6 +112,7 @@ def test_on_a_zipf_trace_the_hit_rate_is_within_a_point_of_plain_lru_and_plain_l
     with capsys.disabled():
         print(f"\nZipf trace, 10 M accesses to 1 M keys, cache 10%: MEM-PS {ours:.2f}%, LRU {lru:.2f}%, LFU {lfu:.2f}%")
     assert ours >= max(lru, lfu) - 1
+    assert ours >= 80.55  # the hit rate of the LRU list in front of an LFU set that was here before
 
 
 def test_when_tastes_change_old_favourites_leave(pool: ComputePool, capsys: pytest.CaptureFixture[str]) -> None:
