@@ -15,7 +15,7 @@ from daskps.ssd.format import FORMAT, MANIFEST, MANIFEST_JSON, VERSION, SegmentS
 from daskps.storage.sealed import canonical, checksum
 from daskps.types import Field, RowLayout
 
-State = Literal["prepared", "confirmed"]
+SnapshotState = Literal["prepared", "confirmed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PartitionSnapshot:
 
     id: str
     number: int  # in the paths live/<number> and index/<number>; larger for every new snapshot
-    state: State
+    state: SnapshotState
     live_rows: int
     files: tuple[SegmentEntry, ...]
     live_bytes: int  # size of the live bits

@@ -30,7 +30,7 @@ from daskps.ssd.format import (
 from daskps.ssd.index import CELL_BYTES, GROUPS, NARROW, WIDE, Bytes, IndexImage, KeyIndex
 from daskps.ssd.live_bits import LiveBits
 from daskps.ssd.live_rows import LiveRows
-from daskps.ssd.manifest import Manifest, PartitionSnapshot, SegmentEntry, State, parse
+from daskps.ssd.manifest import Manifest, PartitionSnapshot, SegmentEntry, SnapshotState, parse
 from daskps.ssd.options import Statistics
 from daskps.ssd.segments import Segment, SegmentFiles, read_ahead, read_sums
 from daskps.storage.files import Files
@@ -58,7 +58,7 @@ def write_snapshot(
     pool: ComputePool,
     manifest: Manifest,
     snapshot_id: str,
-    state: State,
+    state: SnapshotState,
     entries: list[SegmentEntry],
     save_index: bool,
 ) -> tuple[PartitionSnapshot, int]:

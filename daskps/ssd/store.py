@@ -23,7 +23,7 @@ from daskps.errors import ArgumentError, CapacityError, CorruptionError, Snapsho
 from daskps.ssd import recovery
 from daskps.ssd.format import BLOCK_BYTES, DATA_ARRAYS, MANIFEST, SNAPSHOT_ARRAYS, SegmentShape, default_file_rows
 from daskps.ssd.live_rows import LiveRows
-from daskps.ssd.manifest import Manifest, PartitionSnapshot, State
+from daskps.ssd.manifest import Manifest, PartitionSnapshot, SnapshotState
 from daskps.ssd.options import STALE_FRACTION, Compactor, Options, Statistics
 from daskps.storage.files import Files, disk_error, files_at
 from daskps.storage.row_store import Positions
@@ -339,7 +339,7 @@ class Store:
 
     # ---- inside
 
-    def _snapshot(self, snapshot_id: str, save_index: bool | None, state: State) -> PartitionSnapshot:
+    def _snapshot(self, snapshot_id: str, save_index: bool | None, state: SnapshotState) -> PartitionSnapshot:
         if not snapshot_id or len(snapshot_id) > 200:
             raise ArgumentError(f"a snapshot id has 1 to 200 characters, got {len(snapshot_id)}")
         with self._writer:

@@ -22,7 +22,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, SnapshotError, StoreError
 from daskps.ssd import recovery
 from daskps.ssd.format import ZARR_JSON, group_text
-from daskps.ssd.manifest import State
+from daskps.ssd.manifest import SnapshotState
 from daskps.ssd.options import Options, Statistics
 from daskps.ssd.store import Store
 from daskps.storage.files import files_at
@@ -388,9 +388,9 @@ def _read_snapshots(path: str | Path, number: int) -> list[Any]:
         files.close()
 
 
-def _common(lists: list[list[Any]]) -> dict[str, State]:
+def _common(lists: list[list[Any]]) -> dict[str, SnapshotState]:
     """Return the snapshots that are in every list, in the order of the first list, oldest first."""
-    states: list[dict[str, State]] = [{snapshot.id: snapshot.state for snapshot in part} for part in lists]
+    states: list[dict[str, SnapshotState]] = [{snapshot.id: snapshot.state for snapshot in part} for part in lists]
     return {
         name: "confirmed" if any(part[name] == "confirmed" for part in states) else "prepared"
         for name in states[0]

@@ -1,5 +1,8 @@
 """A store is a dict of rows: whatever is done to it, in whatever order, it answers as one."""
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, SnapshotError, StoreError
 from daskps.ssd import Store
+from daskps.ssd.segments import SegmentFiles
 from daskps.storage.model_directory import apply_live
 from tests.ssd.helpers import LAYOUT, QUIET, as_dict, check, contents, read_plainly, rows_for
 
@@ -191,6 +195,28 @@ def test_a_scan_that_began_before_its_files_left_current_and_snapshots_reads_the
         assert found == as_dict(keys, before)
         store.commit("c")  # which sweeps
         assert sum(path.is_file() for path in (tmp_path / "keys").rglob("c*")) == 10
+
+
+def test_a_load_that_fails_returns_only_when_nobody_writes_to_its_buffer(
+    tmp_path, pool: ComputePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, run, ended = np.arange(64, dtype=np.uint64), SegmentFiles._run, []
+
+    def slow(self: SegmentFiles, requests: Any, task: Any, out: np.ndarray) -> int:
+        if task.segment.number == 0:
+            raise StoreError("broken")
+        time.sleep(0.1)
+        read = run(self, requests, task, out)
+        ended.append(task.segment.number)
+        return read
+
+    monkeypatch.setattr(SegmentFiles, "_run", slow)
+    with Store.create(tmp_path, LAYOUT, pool=pool, file_rows=16, options=QUIET) as store:
+        store.append(keys, rows_for(keys))
+        store.commit("a")
+        with pytest.raises(StoreError, match="broken"):
+            store.load(keys)
+        assert sorted(ended) == [1, 2, 3]
 
 
 def test_wrong_arguments_are_named(tmp_path, pool: ComputePool) -> None:
