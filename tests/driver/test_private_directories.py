@@ -94,7 +94,7 @@ def test_models_of_equal_settings_and_data_and_another_past_are_not_mixed(
     trained(settings[1], out=second / "b", **stopper(1))
     logs = [ModelDirectory(str(path / "b")).state() for path in (first, second)]
     assert logs[0].last in logs[1].live
-    assert (logs[0].epoch, logs[1].epoch) == (1, 2)
+    assert (logs[0].incarnation, logs[1].incarnation) == (1, 2)
     before = [model_bits(path / "b") for path in (first, second)]
     refused(machines, "b", settings[0])
     assert [model_bits(path / "b") for path in (first, second)] == before
