@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from daskps.config import Job
-from daskps.data.bad import BadRowPolicy, BadRows
+from daskps.data.bad import BadExamplePolicy, BadExamples
 from daskps.data.formats import FILE_FORMATS, FORMATS, FormatOptions
 from daskps.data.frame import frame_source
 from daskps.data.order import Order, Steps
@@ -115,9 +115,9 @@ LEAST_BLOCK_BYTES = 1 << 16  # but not smaller than 64 KiB
 
 
 class StepReader(Protocol):
-    """Reader of a node's examples of each step, as the read stage uses it. `rows` counts examples over all passes."""
+    """Reader of a node's examples of each step, as the read stage uses it. `examples` counts those of all passes."""
 
-    rows: int
+    examples: int
 
     def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]: ...
     def close(self) -> None: ...
@@ -180,13 +180,14 @@ def open_training(job: Job, pool: ComputePool, rank: int, nodes: int, frame: Any
     check_leaks(job)
     steps = _steps(job, rank, nodes)
     if data.synthetic is not None:
-        rows = data.synthetic.examples
-        generated = GeneratedReader(synthetic(job), pool, steps, first_row=0, stop_row=rows, epochs=job.train.epochs)
+        generated = GeneratedReader(
+            synthetic(job), pool, steps, start=0, stop=data.synthetic.examples, passes=job.train.epochs
+        )
         return _hashed(job, generated, pool)
     order = Order(job.train.epochs, data.shuffle_window_rows, job.seed)
     source = _frame_source(job, frame) if FORMATS[data.format].source == "frame" else _source(job, data.paths)
     reader = source.open(source.index(pool.cores), pool, order, steps, _blocks_bytes(job))
-    return _hashed(job, _with_rows(reader, data.paths or data.format), pool)
+    return _hashed(job, _with_examples(reader, data.paths or data.format), pool)
 
 
 def check_leaks(job: Job) -> None:
@@ -214,19 +215,19 @@ def open_validation(job: Job, pool: ComputePool, rank: int, nodes: int) -> StepR
         if not data.validation_rows:
             return None
         last = first + data.validation_rows
-        return _hashed(job, GeneratedReader(synthetic(job), pool, steps, first_row=first, stop_row=last), pool)
+        return _hashed(job, GeneratedReader(synthetic(job), pool, steps, start=first, stop=last), pool)
     if not data.validation_paths:
         return None
     source = _source(job, data.validation_paths)
     reader = source.open(source.index(pool.cores), pool, Order(), steps, _blocks_bytes(job) // 4)
-    return _hashed(job, _with_rows(reader, data.validation_paths), pool)
+    return _hashed(job, _with_examples(reader, data.validation_paths), pool)
 
 
-def _with_rows(reader: Reader, where: Any) -> Reader:
+def _with_examples(reader: Reader, where: Any) -> Reader:
     """Return the reader; raise DataError if it has no examples, which would look like the end of training."""
-    if not reader.rows:
+    if not reader.examples:
         reader.close()
-        raise DataError(f"the data at {where} has no rows: check what was written there")
+        raise DataError(f"the data at {where} has no examples: check what was written there")
     return reader
 
 
@@ -235,7 +236,7 @@ class HashedReader:
 
     def __init__(self, reader: StepReader, hashing: Osrp, pool: ComputePool) -> None:
         self._reader, self._hashing, self._pool = reader, hashing, pool
-        self.rows = reader.rows
+        self.examples = reader.examples
 
     def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
         """Return this node's examples of steps [first, last) as one batch, and the start of each step in it."""
@@ -258,29 +259,29 @@ def of_files(reader: StepReader | None) -> Reader | None:
     return behind if isinstance(behind, Reader) else None
 
 
-def skipped_rows(reader: StepReader | None) -> dict[str, tuple[int, str]]:
+def skipped_examples(reader: StepReader | None) -> dict[str, tuple[int, str]]:
     """Return the bad examples that lenient reading has skipped so far: by reason, their number and the first place."""
     files = of_files(reader)
-    return files.bad_rows.skipped() if files is not None else {}
+    return files.bad_examples.skipped() if files is not None else {}
 
 
-def rows_read(reader: StepReader | None) -> int:
+def examples_read(reader: StepReader | None) -> int:
     """Return the number of examples that this node has read from files so far."""
     files = of_files(reader)
-    return files.bad_rows.rows if files is not None else 0
+    return files.bad_examples.examples if files is not None else 0
 
 
-def judge_bad_rows(job: Job, total_rows: int, read: int, skipped: Mapping[str, tuple[int, str]]) -> None:
+def judge_bad_examples(job: Job, total_examples: int, read: int, skipped: Mapping[str, tuple[int, str]]) -> None:
     """Raise DataError if all nodes together have skipped more than the job allows.
 
     Each node checks only the examples that it has read itself.
     """
     counts, places = Counter({reason: n for reason, (n, _) in skipped.items()}), skipped.items()
-    BadRows(_policy(job), total_rows, read, counts, {reason: [place] for reason, (_, place) in places}).judge()
+    BadExamples(_policy(job), total_examples, read, counts, {reason: [place] for reason, (_, place) in places}).judge()
 
 
-def _policy(job: Job) -> BadRowPolicy:
-    return BadRowPolicy(job.data.bad_lines, job.data.bad_share)
+def _policy(job: Job) -> BadExamplePolicy:
+    return BadExamplePolicy(job.data.bad_lines, job.data.bad_share)
 
 
 def _blocks_bytes(job: Job) -> int:

@@ -441,7 +441,7 @@ class Model:
         files = [os.fspath(path) for path in named]
         with build.open_data(self.job, files, self._pool, format, labelled, label_needed) as reader:
             for batch in reader.batches(PREDICT_EXAMPLES):
-                self.bad_rows = build.skipped_rows(reader)
+                self.bad_rows = build.skipped_examples(reader)
                 yield self._hashed(batch)
 
     def _hashed(self, batch: Batch) -> Batch:
@@ -456,10 +456,10 @@ class Model:
                 f"the job of {self.directory.path} names no validation data (data.validation_paths or, where it is "
                 "synthetic, data.validation_rows): say which data to evaluate on"
             )
-        steps = Steps(self.job.train.minibatch_examples).count(reader.rows)
+        steps = Steps(self.job.train.minibatch_examples).count(reader.examples)
         for step in range(steps):
             batch = reader.read_steps(step, step + 1)[0]
-            self.bad_rows = build.skipped_rows(reader)
+            self.bad_rows = build.skipped_examples(reader)
             yield batch
         reader.close()
 

@@ -83,7 +83,7 @@ class RowLayout:
 class Batch:
     """Consecutive examples. Bag ``example * slots + slot`` holds ``keys[offsets[bag]:offsets[bag + 1]]``."""
 
-    first_row: int  # global example number of the first example
+    first_example: int  # global example number of the first example
     slots: int  # S
     labels: Floats  # (B,) 0 or 1
     keys: Keys  # (K,)
@@ -103,7 +103,7 @@ class Batch:
         first, last = int(self.offsets[start * self.slots]), int(self.offsets[stop * self.slots])
         offsets = self.offsets[start * self.slots : stop * self.slots + 1]
         return Batch(
-            first_row=self.first_row + start,
+            first_example=self.first_example + start,
             slots=self.slots,
             labels=self.labels[start:stop],
             keys=self.keys[first:last],

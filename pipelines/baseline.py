@@ -178,12 +178,12 @@ class Worker:
             arguments = (addresses, session.deliver, session.fail, self._wire.connection_args)
             if self.nodes > 1:
                 await self._transport.join(session.member, *arguments)
-            count = self.steps.count(self.reader.rows)
+            count = self.steps.count(self.reader.examples)
             self._servers = [asyncio.create_task(self._guard(session, spec, count)) for spec in self.specs]
             return session
 
         session = self._loop.run(join())
-        count, ends = self.steps.count(self.reader.rows), []
+        count, ends = self.steps.count(self.reader.examples), []
         ready = self._ahead.submit(self._read, 0)
         for step in range(count):
             now = ready.result()
@@ -220,7 +220,7 @@ class Worker:
             part = table.part(working_set.row_of, working_set.offsets, working_set.weights, [0, batch.examples])
             parts.append(part)
             pooled.append(table.pool(part, 0))
-        first = self.steps.slice(step, self.reader.rows)[0] - self.steps.rows(step, self.reader.rows)[0]
+        first = self.steps.slice(step, self.reader.examples)[0] - self.steps.examples(step, self.reader.examples)[0]
         result = self.network.step(
             pooled=pooled,
             labels=batch.labels,

@@ -61,7 +61,7 @@ def predictions(model: daskps.Model, path: Path, format: str | None, labelled: b
     """Of a file whose rows are read in order, each with its number."""
     rows, pieces = 0, []
     for part, values in model.predict_batches(model.read(path, format, labelled=labelled)):
-        assert part.first_row == rows
+        assert part.first_example == rows
         assert labelled or not (part.labels.any() or part.example_weights is not None)
         rows += part.examples
         pieces.append(values)

@@ -56,7 +56,7 @@ def predict(
     ):
         examples = opened.read(data, format, labelled=not unlabelled, label_needed=False)
         for batch, probabilities in opened.predict_batches(examples):
-            numbers = np.arange(batch.first_row, batch.first_row + batch.examples)
+            numbers = np.arange(batch.first_example, batch.first_example + batch.examples)
             bad = np.zeros(batch.examples, np.bool_) if batch.bad is None else batch.bad
             columns = {
                 "row": pa.array(numbers),

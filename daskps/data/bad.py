@@ -41,18 +41,18 @@ PLACES_KEPT = 5  # locations kept per reason
 
 
 @dataclass(frozen=True, slots=True)
-class BadRowPolicy:
+class BadExamplePolicy:
     """Policy for bad examples: strict stops at the first one, lenient when more than a fraction `max_share` is bad."""
 
     mode: Literal["strict", "lenient"] = "strict"
     max_share: float = 0.01  # fraction of the examples read
-    least_rows: int = 10_000  # smallest number of examples to take the fraction of; smaller data: all its examples
+    least_examples: int = 10_000  # smallest number of examples to take the fraction of; smaller data: all its examples
 
     def __post_init__(self) -> None:
         if self.mode not in ("strict", "lenient"):
-            raise ConfigError(f"bad rows: mode {self.mode!r} is not one of strict, lenient")
+            raise ConfigError(f"bad examples: mode {self.mode!r} is not one of strict, lenient")
         if not 0 <= self.max_share <= 1:
-            raise ConfigError(f"bad rows: max_share must be within 0 and 1, got {self.max_share}")
+            raise ConfigError(f"bad examples: max_share must be within 0 and 1, got {self.max_share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Origin:
     """Location of consecutive examples in a file, for messages."""
 
     url: str
-    first_row: int  # number of the first example in the file, from 0
+    first_example: int  # number of the first example in the file, from 0
     header_lines: int = 0
-    unit: Literal["line", "row"] = "line"
+    unit: Literal["line", "example"] = "line"
     columns: tuple[str, ...] = ()  # names of the columns, where the format has them
     column_unit: Literal["column", "token"] = "column"
 
-    def place(self, row: int, reason: int, column: int) -> str:
+    def place(self, example: int, reason: int, column: int) -> str:
         """Return file, line, column and reason of a bad example, as text for a message."""
-        number = self.first_row + row + 1 + self.header_lines
+        number = self.first_example + example + 1 + self.header_lines
         words = f"{self.url}, {self.unit} {number}"
         if reason == WRONG_COLUMN_COUNT:
             wanted = f"{len(self.columns)} ({self.columns[0]} to {self.columns[-1]})"
@@ -78,12 +78,12 @@ class Origin:
 
 
 @dataclass(slots=True)
-class BadRows:
+class BadExamples:
     """Counters of the examples read and of the bad ones among them. Raises an error when the policy requires it."""
 
-    policy: BadRowPolicy
-    total_rows: int  # examples of the data set; limits `policy.least_rows` for small data
-    rows: int = 0  # examples read
+    policy: BadExamplePolicy
+    total_examples: int  # examples of the data set; limits `policy.least_examples` for small data
+    examples: int = 0  # examples read
     by_reason: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[str]] = field(default_factory=dict)
 
@@ -95,28 +95,30 @@ class BadRows:
     def examine(self, status: Int32s, origin: Origin) -> bool:
         """Count consecutive examples with this `status`, the first one at `origin`. Return True if any is bad. Raise
         DataError if the policy requires it."""
-        self.rows += len(status)
+        self.examples += len(status)
         bad = np.flatnonzero((status != 0) & (status & 0xFF != COMMENT))
         if not len(bad):
             return False
-        for row in bad.tolist():
-            code = int(status[row])
+        for example in bad.tolist():
+            code = int(status[example])
             reason, column = code & 0xFF, code >> 8
             if self.policy.mode == "strict":
-                raise DataError(f"{origin.place(row, reason, column)}. Correct the data, or read it in lenient mode")
+                raise DataError(
+                    f"{origin.place(example, reason, column)}. Correct the data, or read it in lenient mode"
+                )
             kept = self.places.setdefault(REASONS[reason], [])
             if len(kept) < PLACES_KEPT:
-                kept.append(origin.place(row, reason, column))
+                kept.append(origin.place(example, reason, column))
             self.by_reason[REASONS[reason]] += 1
         self.judge()
         return True
 
     def judge(self) -> None:
         """Raise DataError if more examples are bad than the policy allows."""
-        judged = max(self.rows, min(self.policy.least_rows, self.total_rows))
+        judged = max(self.examples, min(self.policy.least_examples, self.total_examples))
         if self.bad > self.policy.max_share * judged:
             raise DataError(
-                f"{self.bad} of {self.rows} rows read are bad, more than the allowed share of "
+                f"{self.bad} of {self.examples} examples read are bad, more than the allowed share of "
                 f"{self.policy.max_share:g} (of {judged}): {self.report()}. Correct the data, or raise data.bad_share"
             )
 
@@ -127,4 +129,4 @@ class BadRows:
     def report(self) -> str:
         """Return the counts by reason as text, each with the location of the first bad example."""
         counts = self.by_reason.most_common()
-        return "; ".join(f"{n} x {reason}, as in {self.places[reason][0]}" for reason, n in counts) or "no bad rows"
+        return "; ".join(f"{n} x {reason}, as in {self.places[reason][0]}" for reason, n in counts) or "no bad examples"

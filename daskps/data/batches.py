@@ -46,7 +46,7 @@ class Piece:
     used: int = 0  # keys written
 
     @property
-    def rows(self) -> int:
+    def examples(self) -> int:
         """Number of examples, n."""
         return len(self.labels)
 
@@ -70,19 +70,19 @@ class Piece:
         )
 
 
-def allocate(rows: int, keys: int, shape: Shape, empty: Empty = np.empty) -> Piece:
-    """Allocate a piece for `rows` examples and `keys` keys. Too large a number of keys costs nothing: the system
+def allocate(examples: int, keys: int, shape: Shape, empty: Empty = np.empty) -> Piece:
+    """Allocate a piece for `examples` examples and `keys` keys. Too large a number of keys costs nothing: the system
     allocates a page only when it is written."""
-    offsets = empty(rows * shape.slots + 1, np.int64)
+    offsets = empty(examples * shape.slots + 1, np.int64)
     offsets[0] = 0
     return Piece(
-        labels=empty(rows, np.float32),
+        labels=empty(examples, np.float32),
         keys=empty(keys, np.uint64),
         offsets=offsets,
-        dense=empty((rows, shape.dense), np.float32),
+        dense=empty((examples, shape.dense), np.float32),
         weights=empty(keys, np.float32) if shape.weighted else None,
-        example_weights=empty(rows, np.float32) if shape.example_weighted else None,
-        status=np.empty(rows, np.int32),
+        example_weights=empty(examples, np.float32) if shape.example_weighted else None,
+        status=np.empty(examples, np.int32),
     )
 
 
@@ -93,11 +93,11 @@ def scale_logs(dense: Floats, columns: Sequence[int]) -> None:
         dense[:, column] = np.copysign(np.log1p(np.abs(values)), values)
 
 
-def as_batch(piece: Piece, shape: Shape, first_row: int) -> Batch:
+def as_batch(piece: Piece, shape: Shape, first_example: int) -> Batch:
     """Return a complete piece as a batch, without a copy. The piece comes from `allocate` and was filled as a whole or
     through views."""
     return Batch(
-        first_row=first_row,
+        first_example=first_example,
         slots=shape.slots,
         labels=piece.labels,
         keys=piece.keys[: piece.used],
@@ -120,24 +120,26 @@ def _piece_example_weights(piece: Piece) -> Floats | None:
     bad = piece.status != 0
     if not bad.any():
         return piece.example_weights
-    weights = np.ones(piece.rows, np.float32) if piece.example_weights is None else piece.example_weights
+    weights = np.ones(piece.examples, np.float32) if piece.example_weights is None else piece.example_weights
     weights[bad] = 0
     return weights
 
 
-def join(pieces: Sequence[Piece], shape: Shape, first_row: int, pool: ComputePool, empty: Empty = np.empty) -> Batch:
+def join(
+    pieces: Sequence[Piece], shape: Shape, first_example: int, pool: ComputePool, empty: Empty = np.empty
+) -> Batch:
     """Join pieces in order to one batch. Each piece is copied once, in parallel; a single piece is not copied."""
     if len(pieces) == 1 and pieces[0].key_base == 0:
-        return as_batch(pieces[0], shape, first_row)
-    rows = np.cumsum([0, *(piece.rows for piece in pieces)]).tolist()
+        return as_batch(pieces[0], shape, first_example)
+    examples = np.cumsum([0, *(piece.examples for piece in pieces)]).tolist()
     keys = np.cumsum([0, *(piece.used for piece in pieces)]).tolist()
-    whole = allocate(rows[-1], keys[-1], shape, empty)
+    whole = allocate(examples[-1], keys[-1], shape, empty)
     whole.used = keys[-1]
 
     def copy(number: int) -> None:
         piece = pieces[number]
-        at, keys_at = slice(rows[number], rows[number + 1]), slice(keys[number], keys[number + 1])
-        bags = slice(rows[number] * shape.slots, rows[number + 1] * shape.slots)
+        at, keys_at = slice(examples[number], examples[number + 1]), slice(keys[number], keys[number + 1])
+        bags = slice(examples[number] * shape.slots, examples[number + 1] * shape.slots)
         whole.labels[at] = piece.labels
         whole.status[at] = piece.status
         whole.dense[at] = piece.dense
@@ -149,10 +151,10 @@ def join(pieces: Sequence[Piece], shape: Shape, first_row: int, pool: ComputePoo
             whole.example_weights[at] = piece.example_weights
 
     pool.map(copy, range(len(pieces)))
-    return as_batch(whole, shape, first_row)
+    return as_batch(whole, shape, first_example)
 
 
-def gather(batch: Batch, order: Int64s, first_row: int, pool: ComputePool) -> Batch:
+def gather(batch: Batch, order: Int64s, first_example: int, pool: ComputePool) -> Batch:
     """Return the examples `order` of `batch` as a new batch, in this order."""
     offsets = np.empty(len(order) * batch.slots + 1, np.int64)
     offsets[0] = 0
@@ -178,7 +180,7 @@ def gather(batch: Batch, order: Int64s, first_row: int, pool: ComputePool) -> Ba
 
     pool.shares(share)
     return Batch(
-        first_row=first_row,
+        first_example=first_example,
         slots=batch.slots,
         labels=batch.labels[order],
         keys=keys,
@@ -190,12 +192,12 @@ def gather(batch: Batch, order: Int64s, first_row: int, pool: ComputePool) -> Ba
     )
 
 
-def concatenate(batches: Sequence[Batch], first_row: int, empty: Empty = np.empty) -> Batch:
+def concatenate(batches: Sequence[Batch], first_example: int, empty: Empty = np.empty) -> Batch:
     """Concatenate batches of one data set. With several nodes every batch is assembled here, in arrays from `empty`."""
     if len(batches) == 1:
         return batches[0]
     return Batch(
-        first_row=first_row,
+        first_example=first_example,
         slots=batches[0].slots,
         labels=_concatenated([batch.labels for batch in batches], empty),
         keys=_concatenated([batch.keys for batch in batches], empty),

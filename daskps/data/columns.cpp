@@ -1,10 +1,10 @@
-// Arrow columns to keys, straight from Arrow's own buffers: tiles of rows, each slot in turn, so that the keys and bags
-// of a tile stay in the first cache while 39 columns write into them (slot by slot over all rows took 4x as long).
+// Arrow columns to keys, straight from Arrow's own buffers: tiles of examples, each slot in turn, so that the keys and bags
+// of a tile stay in the first cache while 39 columns write into them (slot by slot over all examples took 4x as long).
 #include "slot.cuh"
 
 enum Source { TEXT32 = 0, TEXT64 = 1, INTEGERS = 2, INDICES = 3 };
 
-// daskps/data/columns.py builds these as a structured array of the same shape; pointers count from row 0 of the block.
+// daskps/data/columns.py builds these as a structured array of the same shape; pointers count from example 0 of the block.
 struct KeyColumn {
     int32_t source;
     int32_t kind;
@@ -12,33 +12,33 @@ struct KeyColumn {
     int32_t is_signed;           // INTEGERS: int64, else uint64
     int32_t key_rule;            // of text
     uint64_t seed;
-    const uint8_t* valid;        // Arrow's bitmap over rows, or 0 where every row is valid
-    int64_t bit_offset;          // of row 0 in it
-    const int64_t* lists;        // (rows + 1,) values of each row of a list column, or 0: value i belongs to row i
+    const uint8_t* valid;        // Arrow's bitmap over examples, or 0 where every example is valid
+    int64_t bit_offset;          // of example 0 in it
+    const int64_t* lists;        // (examples + 1,) values of each example of a list column, or 0: value i belongs to example i
     const void* values;          // offsets of text, integers, or indices
     const void* data;            // bytes of text, or keys of the distinct values
     const uint64_t* bucket_keys;
 
-    bool has(int64_t row) const {
-        int64_t bit = bit_offset + row;
+    bool has(int64_t example) const {
+        int64_t bit = bit_offset + example;
         return !valid || (valid[bit >> 3] >> (bit & 7) & 1);
     }
-    int64_t first(int64_t row) const { return lists ? lists[row] : row; }
-    int64_t count(int64_t row) const { return !has(row) ? 0 : lists ? lists[row + 1] - lists[row] : 1; }
+    int64_t first(int64_t example) const { return lists ? lists[example] : example; }
+    int64_t count(int64_t example) const { return !has(example) ? 0 : lists ? lists[example + 1] - lists[example] : 1; }
 };
 
-// Rows [start, stop) of the block; ends and keys are those of row `start`, counted from the piece's first key.
+// Examples [start, stop) of the block; ends and keys are those of example `start`, counted from the piece's first key.
 struct Tile {
     int64_t start, stop, slots;
     int64_t base;          // the end of the bag before the tile
-    const int32_t* status; // of row `start`
-    int64_t* ends;         // (rows, slots)
+    const int32_t* status; // of example `start`
+    int64_t* ends;         // (examples, slots)
     uint64_t* keys;        // the piece's
     int64_t key_base;      // what `ends` counts from
     bool fixed;            // every bag of the tile has exactly one key
 };
 
-// The common case: no lists, no bad row, a key for what is missing. Nothing to look up but the value.
+// The common case: no lists, no bad example, a key for what is missing. Nothing to look up but the value.
 template <typename KeyAt>
 static inline void place_single_keys(const Tile& tile, const KeyColumn& column, int64_t slot, KeyAt key_at) {
     const uint64_t missing = xxh64((const uint8_t*)"", 0, column.seed);
@@ -46,27 +46,27 @@ static inline void place_single_keys(const Tile& tile, const KeyColumn& column, 
     const int64_t slots = tile.slots, bit_offset = column.bit_offset, stop = tile.stop;
     uint64_t* out = tile.keys + (tile.base - tile.key_base) + slot;
     if (!valid) {
-        for (int64_t row = tile.start; row < stop; ++row, out += slots) *out = key_at(row);
+        for (int64_t example = tile.start; example < stop; ++example, out += slots) *out = key_at(example);
         return;
     }
-    for (int64_t row = tile.start; row < stop; ++row, out += slots) {
-        int64_t bit = bit_offset + row;
-        *out = valid[bit >> 3] >> (bit & 7) & 1 ? key_at(row) : missing;
+    for (int64_t example = tile.start; example < stop; ++example, out += slots) {
+        int64_t bit = bit_offset + example;
+        *out = valid[bit >> 3] >> (bit & 7) & 1 ? key_at(example) : missing;
     }
 }
 
-// Puts key_at(value) of every value of one slot in place. A good row without values has a key for that, or none.
+// Puts key_at(value) of every value of one slot in place. A good example without values has a key for that, or none.
 template <typename KeyAt>
 static inline void place_keys(const Tile& tile, const KeyColumn& column, int64_t slot, KeyAt key_at) {
     if (tile.fixed) return place_single_keys(tile, column, slot, key_at);
     const uint64_t missing = xxh64((const uint8_t*)"", 0, column.seed);
-    for (int64_t row = tile.start; row < tile.stop; ++row) {
-        int64_t bag = (row - tile.start) * tile.slots + slot;
+    for (int64_t example = tile.start; example < tile.stop; ++example) {
+        int64_t bag = (example - tile.start) * tile.slots + slot;
         int64_t from = bag ? tile.ends[bag - 1] : tile.base, to = tile.ends[bag];
         uint64_t* out = tile.keys + (from - tile.key_base);
         if (from == to) continue;
-        int64_t first = column.first(row);
-        if (!column.count(row))
+        int64_t first = column.first(example);
+        if (!column.count(example))
             *out = missing;
         else
             for (int64_t k = 0; k < to - from; ++k) out[k] = key_at(first + k);
@@ -112,13 +112,13 @@ DEVICE bool all_single(const KeyColumn* columns, int64_t slots) {
     return true;
 }
 
-DEVICE bool all_fine(const int32_t* status, int64_t rows) {
+DEVICE bool all_fine(const int32_t* status, int64_t examples) {
     int32_t any = 0;
-    for (int64_t row = 0; row < rows; ++row) any |= status[row];
+    for (int64_t example = 0; example < examples; ++example) any |= status[example];
     return !any;
 }
 
-// The ends of the tile's bags; a bad row has empty ones. Returns the last end.
+// The ends of the tile's bags; a bad example has empty ones. Returns the last end.
 static int64_t count_tile(const Tile& tile, const KeyColumn* columns) {
     int64_t end = tile.base, *out = tile.ends;
     if (tile.fixed) {
@@ -126,10 +126,10 @@ static int64_t count_tile(const Tile& tile, const KeyColumn* columns) {
         for (int64_t bag = 0; bag < bags; ++bag) out[bag] = end + bag + 1;
         return end + bags;
     }
-    for (int64_t row = tile.start; row < tile.stop; ++row) {
-        bool bad = tile.status[row - tile.start];
+    for (int64_t example = tile.start; example < tile.stop; ++example) {
+        bool bad = tile.status[example - tile.start];
         for (int64_t slot = 0; slot < tile.slots; ++slot) {
-            int64_t here = bad ? 0 : columns[slot].count(row);
+            int64_t here = bad ? 0 : columns[slot].count(example);
             if (!here && !bad && columns[slot].missing_key) here = 1;
             *out++ = end += here;
         }
@@ -137,7 +137,7 @@ static int64_t count_tile(const Tile& tile, const KeyColumn* columns) {
     return end;
 }
 
-// Rows [first, last) of a block; `status` and `ends` are theirs alone. Returns the number of keys written.
+// Examples [first, last) of a block; `status` and `ends` are theirs alone. Returns the number of keys written.
 NATIVE(int64_t, data_parse_columns, int64_t first, int64_t last, int64_t slots, const void* columns,
        const int64_t* least, const uint8_t* small, int64_t buckets, const int32_t* status, int64_t key_base,
        uint64_t* keys, int64_t* ends) {
@@ -156,13 +156,13 @@ NATIVE(int64_t, data_parse_columns, int64_t first, int64_t last, int64_t slots, 
     return end - key_base;
 }
 
-// The weights of a slot's keys in rows [first, last), from a list column of the same lengths.
+// The weights of a slot's keys in examples [first, last), from a list column of the same lengths.
 NATIVE(void, data_place_weights, int64_t first, int64_t last, int64_t slots, int64_t slot, int64_t key_base,
        const int64_t* ends, const int64_t* key_lists, const int64_t* lists, const float* values, float* weights) {
-    for (int64_t row = first; row < last; ++row) {
-        int64_t bag = (row - first) * slots + slot;
+    for (int64_t example = first; example < last; ++example) {
+        int64_t bag = (example - first) * slots + slot;
         int64_t from = bag ? ends[bag - 1] : key_base;
-        if (key_lists[row + 1] == key_lists[row]) continue;  // the key of a missing value weighs 1
-        for (int64_t k = 0; k < ends[bag] - from; ++k) weights[from - key_base + k] = values[lists[row] + k];
+        if (key_lists[example + 1] == key_lists[example]) continue;  // the key of a missing value weighs 1
+        for (int64_t k = 0; k < ends[bag] - from; ++k) weights[from - key_base + k] = values[lists[example] + k];
     }
 }

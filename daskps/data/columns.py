@@ -277,8 +277,8 @@ def _nulls(values: pa.Array) -> Int32s | None:
 def _worst(reasons: Int32s, lists: Int64s) -> Int32s:
     """Return the largest reason number among the values of each example."""
     worst = np.zeros(len(lists) - 1, np.int32)
-    rows = np.repeat(np.arange(len(worst)), np.diff(lists))
-    np.maximum.at(worst, rows, reasons[lists[0] : lists[-1]])
+    examples = np.repeat(np.arange(len(worst)), np.diff(lists))
+    np.maximum.at(worst, examples, reasons[lists[0] : lists[-1]])
     return worst
 
 
@@ -306,7 +306,7 @@ UNEVEN = CODES["keys and weights differ in number"]
 class ColumnBlock:
     """Block of n examples, prepared for parsing."""
 
-    rows: int
+    examples: int
     labels: Floats  # (n,)
     slots: KeyColumns
     slot_weights: dict[int, tuple[Int64s, Floats]]  # by slot: where each example's weights begin (n + 1,), the weights
@@ -356,7 +356,7 @@ def _numeric(kind: pa.DataType) -> bool:
 class ColumnParser:
     """Parser of columnar data: converts the columns of a block, then fills pieces of a batch from them."""
 
-    task_rows = 8192  # examples; some milliseconds of work
+    task_examples = 8192  # examples; some milliseconds of work
 
     def __init__(self, schema: Schema, hash_seed: int) -> None:
         self._schema = schema
@@ -421,7 +421,7 @@ class ColumnParser:
         """Return an upper bound for the number of keys: all values of lists, and one for each slot of each example."""
         first, last = part.first, part.last
         return sum(
-            part.rows if column.lists is None else int(column.lists[last] - column.lists[first]) + part.rows
+            part.examples if column.lists is None else int(column.lists[last] - column.lists[first]) + part.examples
             for column in payload.slots.columns
         )
 
@@ -459,9 +459,9 @@ class ColumnParser:
                 weights=weights,
             )
 
-    def origin(self, file: DataFile, first_row: int) -> Origin:
-        """Return the location of row `first_row` of `file`, for messages."""
-        return Origin(file.url, first_row, unit="row", columns=tuple(self._columns))
+    def origin(self, file: DataFile, first_example: int) -> Origin:
+        """Return the location of example `first_example` of `file`, for messages."""
+        return Origin(file.url, first_example, unit="example", columns=tuple(self._columns))
 
 
 def _weights(array: pa.Array, keys: KeyColumn, key_array: pa.Array) -> tuple[Int64s, Floats, Int32s | None]:
@@ -474,8 +474,8 @@ def _weights(array: pa.Array, keys: KeyColumn, key_array: pa.Array) -> tuple[Int
     key_lengths = np.where(key_array.is_valid().to_numpy(zero_copy_only=False), key_lengths, 0)
     bad = np.where(lengths != key_lengths, UNEVEN, 0).astype(np.int32)
     if bad_values is not None:
-        rows = np.repeat(np.arange(len(array)), np.diff(lists))
-        np.maximum.at(bad, rows, bad_values[lists[0] : lists[-1]])
+        examples = np.repeat(np.arange(len(array)), np.diff(lists))
+        np.maximum.at(bad, examples, bad_values[lists[0] : lists[-1]])
     return lists, floats, bad if bad.any() else None
 
 

@@ -15,8 +15,8 @@ struct Columns {
     int32_t delimiter;
     int32_t slots;
     int32_t dense;
-    int32_t refuse_quotes;  // 1: a field that starts with a quote makes the row bad
-    int32_t label_needed;   // 0: a bad label is NaN, and the row is read all the same
+    int32_t refuse_quotes;  // 1: a field that starts with a quote makes the example bad
+    int32_t label_needed;   // 0: a bad label is NaN, and the example is read all the same
 };
 
 // Everything that does not change from line to line.
@@ -124,9 +124,9 @@ DEVICE int32_t cut_line(Scanner<2>* scanner, const Columns& columns, int64_t* st
     return 0;
 }
 
-// Parses `rows` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
-// `text` must be readable 64 bytes past `size`. `ends` gets rows * slots ends of bags, counted from `key_base`.
-NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t skip, int64_t rows,
+// Parses `examples` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
+// `text` must be readable 64 bytes past `size`. `ends` gets examples * slots ends of bags, counted from `key_base`.
+NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t skip, int64_t examples,
        const void* columns, const void* slots, const void* dense_columns, const int64_t* least, const uint8_t* small,
        int64_t buckets, const uint64_t* bucket_keys, int64_t key_base, int64_t* stops, float* labels, uint64_t* keys,
        int64_t* ends, float* dense, float* weights, int32_t* status) {
@@ -135,20 +135,20 @@ NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t
     Scanner<2> scanner(text, size, skip_lines(text, size, skip), (uint8_t)plan.columns.delimiter, (uint8_t)'\n');
     uint64_t* next = keys;
     const uint64_t* base = keys - key_base;
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t example = 0; example < examples; ++example) {
         uint64_t* start = next;
-        int64_t* row_ends = ends + row * plan.columns.slots;
-        float* features = dense + row * plan.columns.dense;
-        float* weight = weights ? weights + row : 0;
-        labels[row] = 0;
-        status[row] = cut_line(&scanner, plan.columns, stops);
-        if (!status[row])
-            status[row] = read_line({text, stops}, plan, labels + row, &next, base, row_ends, features, weight);
-        if (!status[row] || labels[row] != labels[row]) continue;
+        int64_t* bag_ends = ends + example * plan.columns.slots;
+        float* features = dense + example * plan.columns.dense;
+        float* weight = weights ? weights + example : 0;
+        labels[example] = 0;
+        status[example] = cut_line(&scanner, plan.columns, stops);
+        if (!status[example])
+            status[example] = read_line({text, stops}, plan, labels + example, &next, base, bag_ends, features, weight);
+        if (!status[example] || labels[example] != labels[example]) continue;
         next = start;
-        labels[row] = 0;
+        labels[example] = 0;
         if (weight) *weight = 0;
-        for (int64_t s = 0; s < plan.columns.slots; ++s) row_ends[s] = next - base;
+        for (int64_t s = 0; s < plan.columns.slots; ++s) bag_ends[s] = next - base;
         for (int64_t d = 0; d < plan.columns.dense; ++d) features[d] = 0;
     }
     return next - keys;

@@ -109,7 +109,7 @@ class DelimitedParser(text.TextParser):
         """Return an upper bound for the number of keys: one per slot and example, and for every slot one more for each
         separator of multi slots in the block."""
         separators = sum(text.count_byte(payload.text, payload.size, byte) for byte in self._separators)
-        return part.rows * self.shape.slots + separators * self.shape.slots
+        return part.examples * self.shape.slots + separators * self.shape.slots
 
     def parse(self, payload: text.TextBlock, part: Part, out: Piece) -> int:
         """Parse the lines of `part` into `out`. Return the number of keys."""
@@ -117,7 +117,7 @@ class DelimitedParser(text.TextParser):
             text=payload.text,
             size=payload.size,
             skip=part.first,
-            rows=part.rows,
+            examples=part.examples,
             columns=self._columns,
             dense_columns=self._dense,
             **self._slots.arguments,
@@ -132,6 +132,6 @@ class DelimitedParser(text.TextParser):
         )
         return int(written)
 
-    def origin(self, file: DataFile, first_row: int) -> Origin:
-        """Return the location of line `first_row` of `file`, for messages."""
-        return Origin(file.url, first_row, self.header_lines, "line", self.columns)
+    def origin(self, file: DataFile, first_example: int) -> Origin:
+        """Return the location of line `first_example` of `file`, for messages."""
+        return Origin(file.url, first_example, self.header_lines, "line", self.columns)

@@ -24,15 +24,15 @@ class FileBlocks:
     """Blocks of one file. A block is a run of consecutive examples that is fetched as a whole."""
 
     file: DataFile
-    first_rows: Int64s  # (blocks + 1,) number in the file of each block's first example; last: the file's examples
+    first_examples: Int64s  # (blocks + 1,) number in the file of each block's first example; last: the file's examples
     starts: Int64s  # (blocks + 1,) first byte of each block in the plain text; empty if blocks are not byte ranges
     # Text: (blocks + 1,) digest of all before each block, with the header. Parquet: (1,) of the footer. Frames: empty.
     digests: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
 
     @property
-    def rows(self) -> int:
+    def examples(self) -> int:
         """Number of examples in the file."""
-        return int(self.first_rows[-1])
+        return int(self.first_examples[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +45,38 @@ class Part:
     last: int
 
     @property
-    def rows(self) -> int:
+    def examples(self) -> int:
         """Number of examples."""
         return self.last - self.first
 
 
-class RowIndex:
+class ExampleIndex:
     """Index of the data: the blocks of all files in global order."""
 
     def __init__(self, files: Sequence[FileBlocks]) -> None:
         self.files = tuple(files)
-        self.file_rows = np.concatenate([[0], np.cumsum([blocks.rows for blocks in files])]).astype(np.int64)
+        self.file_starts = np.concatenate([[0], np.cumsum([blocks.examples for blocks in files])]).astype(np.int64)
 
     @property
-    def rows(self) -> int:
+    def examples(self) -> int:
         """Number of examples in the whole data set."""
-        return int(self.file_rows[-1])
+        return int(self.file_starts[-1])
 
     def parts(self, start: int, stop: int) -> list[Part]:
         """Return the global examples [start, stop) as parts of blocks, in order."""
-        if not 0 <= start <= stop <= self.rows:
-            raise DataError(f"rows [{start}, {stop}) were asked for, but the data has rows [0, {self.rows})")
+        if not 0 <= start <= stop <= self.examples:
+            raise DataError(
+                f"examples [{start}, {stop}) were asked for, but the data has examples [0, {self.examples})"
+            )
         parts = []
-        file = int(np.searchsorted(self.file_rows, start, side="right")) - 1
+        file = int(np.searchsorted(self.file_starts, start, side="right")) - 1
         while start < stop:
-            blocks, base = self.files[file], int(self.file_rows[file])
-            inside = min(stop - base, blocks.rows)
-            first_rows = blocks.first_rows
-            block = int(np.searchsorted(first_rows, start - base, side="right")) - 1
+            blocks, base = self.files[file], int(self.file_starts[file])
+            inside = min(stop - base, blocks.examples)
+            first_examples = blocks.first_examples
+            block = int(np.searchsorted(first_examples, start - base, side="right")) - 1
             while start - base < inside:
-                begin, end = int(first_rows[block]), int(first_rows[block + 1])
+                begin, end = int(first_examples[block]), int(first_examples[block + 1])
                 last = min(inside, end)
                 if last > start - base:
                     parts.append(Part(file, block, start - base - begin, last - begin))
@@ -89,15 +91,15 @@ class RowIndex:
         are stored."""
         digest = xxhash.xxh3_128()
         for blocks in self.files:
-            digest.update(f"{blocks.file.size_bytes} {blocks.rows}\n".encode())
+            digest.update(f"{blocks.file.size_bytes} {blocks.examples}\n".encode())
         return digest.hexdigest()
 
-    def files_before(self, row: int) -> str:
-        """Return a digest of the files that begin before example `row`: of their names without folders and their first
-        example numbers, not of their content."""
+    def files_before(self, position: int) -> str:
+        """Return a digest of the files that begin before example `position`: of their names without folders and of
+        their first example numbers, not of their content."""
         digest = xxhash.xxh3_128()
-        for start, blocks in zip(self.file_rows.tolist(), self.files, strict=False):
-            if start < row and blocks.rows:
+        for start, blocks in zip(self.file_starts.tolist(), self.files, strict=False):
+            if start < position and blocks.examples:
                 digest.update(f"{start} {blocks.file.url.rpartition('/')[2]}\n".encode())
         return digest.hexdigest()
 
@@ -108,7 +110,7 @@ class RowIndex:
                 "url": blocks.file.url,
                 "size_bytes": blocks.file.size_bytes,
                 "version": blocks.file.version,
-                "first_rows": blocks.first_rows.tolist(),
+                "first_examples": blocks.first_examples.tolist(),
                 "starts": blocks.starts.tolist(),
                 "digests": blocks.digests.tolist(),
             }
@@ -117,16 +119,16 @@ class RowIndex:
         return json.dumps({"daskps_row_index": 2, "files": files})
 
     @staticmethod
-    def from_json(text: str) -> RowIndex:
+    def from_json(text: str) -> ExampleIndex:
         """Return the index that `to_json` wrote. Raise DataError for another version."""
         value = json.loads(text)
         if not isinstance(value, dict) or value.get("daskps_row_index") != 2:
-            raise DataError("this is not a row index of version 2; build it again")
-        return RowIndex(
+            raise DataError("this is not an index of examples of version 2; build it again")
+        return ExampleIndex(
             [
                 FileBlocks(
                     DataFile(item["url"], item["size_bytes"], item["version"]),
-                    np.array(item["first_rows"], np.int64),
+                    np.array(item["first_examples"], np.int64),
                     np.array(item["starts"], np.int64),
                     np.array(item["digests"], np.uint64),
                 )
@@ -138,7 +140,7 @@ class RowIndex:
         """Raise DataError if the index is not of exactly these files."""
         for old, new in itertools.zip_longest((blocks.file for blocks in self.files), files):
             if old != new:
-                raise DataError(f"the row index knows {old}, the data set has {new}: it changed; build the index again")
+                raise DataError(f"the index knows {old}, the data set has {new}: it changed; build the index again")
 
 
 class BlockFile(Protocol):
@@ -160,7 +162,7 @@ class Parser(Protocol):
         """Return which arrays a piece of a batch needs, and their sizes per example."""
 
     @property
-    def task_rows(self) -> int:
+    def task_examples(self) -> int:
         """Return the largest number of examples that one thread should parse at once."""
 
     def prepare(self, payload: Any) -> Any:
@@ -172,8 +174,8 @@ class Parser(Protocol):
     def parse(self, payload: Any, part: Part, out: Piece) -> int:
         """Parse the examples of `part` into `out`. Return the number of keys."""
 
-    def origin(self, file: DataFile, first_row: int) -> Origin:
-        """Return the location of example `first_row` of `file` and the following ones, for messages."""
+    def origin(self, file: DataFile, first_example: int) -> Origin:
+        """Return the location of example `first_example` of `file` and the following ones, for messages."""
 
 
 class Format(Protocol):
@@ -187,11 +189,11 @@ class Format(Protocol):
     ...     files = format.list(urls)
     ...     parser = format.parser(schema, 0, files)  # raises ConfigError before anything is read
     ...     blocks = format.index(files[0])
-    ...     part = Part(file=0, block=0, first=0, last=int(blocks.first_rows[1]))
+    ...     part = Part(file=0, block=0, first=0, last=int(blocks.first_examples[1]))
     ...     payload = parser.prepare(format.open(blocks, schema.columns).fetch(0))
-    ...     piece = allocate(part.rows, parser.most_keys(payload, part), parser.shape)
+    ...     piece = allocate(part.examples, parser.most_keys(payload, part), parser.shape)
     ...     piece.used = parser.parse(payload, part, piece)
-    ...     return as_batch(piece, parser.shape, first_row=0)
+    ...     return as_batch(piece, parser.shape, first_example=0)
     """
 
     def fetch_threads(self, files: Sequence[DataFile]) -> int:
@@ -213,9 +215,9 @@ class Format(Protocol):
     def open(self, blocks: FileBlocks, columns: Sequence[str]) -> BlockFile:
         """Open an indexed file, to read `columns`."""
 
-    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], Any]) -> int:
-        """Return a digest of the first `row` examples (at least one) of a file, to detect changes. It does not depend
-        on where the file is stored. `fetch` returns a block of the file."""
+    def digest(self, blocks: FileBlocks, examples: int, fetch: Callable[[int], Any]) -> int:
+        """Return a digest of the first `examples` examples (at least one) of a file, to detect changes. It does not
+        depend on where the file is stored. `fetch` returns a block of the file."""
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> Parser:
         """Return a parser for the schema. Raise ConfigError if the schema does not fit the columns of the files."""

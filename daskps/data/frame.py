@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from daskps.data.bad import BadRowPolicy, BadRows
+from daskps.data.bad import BadExamplePolicy, BadExamples
 from daskps.data.batches import allocate, as_batch, scale_logs
 from daskps.data.columns import ColumnParser, check_types, types_of
 from daskps.data.files import DataFile
@@ -48,8 +48,8 @@ class Frame:
         """Compute the length of every partition."""
         from dask.delayed import delayed
 
-        rows = _compute([delayed(len)(partition) for partition in self.partitions])
-        return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64))
+        examples = _compute([delayed(len)(partition) for partition in self.partitions])
+        return FileBlocks(file, np.cumsum([0, *examples]).astype(np.int64), np.empty(0, np.int64))
 
     def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
         """Return 0: the size is unknown until a partition is computed."""
@@ -59,10 +59,10 @@ class Frame:
         """Return an object that fetches partitions by number."""
         return FrameBlocks(self, blocks)
 
-    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], pa.Table]) -> int:
-        """Return the digest of the first example numbers of the partitions before example `row`. It does not cover the
-        data itself."""
-        return hash_bytes(blocks.first_rows[blocks.first_rows < row].tobytes(), 0)
+    def digest(self, blocks: FileBlocks, examples: int, fetch: Callable[[int], pa.Table]) -> int:
+        """Return the digest of the first example numbers of the partitions that begin within the first
+        `examples` examples. It does not cover the data itself."""
+        return hash_bytes(blocks.first_examples[blocks.first_examples < examples].tobytes(), 0)
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> ColumnParser:
         """Return a parser. Raise ConfigError if the schema does not fit the frame's columns."""
@@ -70,12 +70,12 @@ class Frame:
         return ColumnParser(schema, hash_seed)
 
 
-def frame_source(frame: Any, schema: Schema, hash_seed: int = 0, bad_rows: BadRowPolicy = STRICT) -> Source:
+def frame_source(frame: Any, schema: Schema, hash_seed: int = 0, bad_examples: BadExamplePolicy = STRICT) -> Source:
     """Return a source with the examples of a Dask DataFrame, in the order of its partitions."""
     schema.check_columns(map(str, frame.columns), NAME)
     columns = frame[schema.columns]
     types = _arrow(columns._meta).schema
-    return Source((), Frame(tuple(columns.to_delayed()), types), schema, hash_seed, bad_rows)
+    return Source((), Frame(tuple(columns.to_delayed()), types), schema, hash_seed, bad_examples)
 
 
 def _compute(values: Sequence[Any]) -> list[Any]:
@@ -118,10 +118,10 @@ class FrameBlocks:
     def fetch(self, block: int) -> pa.Table:
         """Compute partition `block` and return it as an Arrow table. Raise DataError if its length has changed."""
         (partition,) = _compute([self._frame.partitions[block]])
-        wanted = int(self._blocks.first_rows[block + 1] - self._blocks.first_rows[block])
+        wanted = int(self._blocks.first_examples[block + 1] - self._blocks.first_examples[block])
         if len(partition) != wanted:
             raise DataError(
-                f"{NAME}: partition {block} has {len(partition)} rows, but {wanted} when they were counted; "
+                f"{NAME}: partition {block} has {len(partition)} examples, but {wanted} when they were counted; "
                 "persist the frame, so that it stays what it is"
             )
         return _arrow(partition, f"{NAME}, partition {block}")
@@ -143,7 +143,7 @@ def frame_batch(frame: Any, schema: Schema, hash_seed: int) -> Batch:
     piece = allocate(table.num_rows, parser.most_keys(block, part), parser.shape)
     piece.used = parser.parse(block, part, piece)
     scale_logs(piece.dense, parser.shape.log_columns)
-    BadRows(BadRowPolicy(), table.num_rows).examine(piece.status, parser.origin(DataFile(FRAME_NAME, 0, ""), 0))
+    BadExamples(BadExamplePolicy(), table.num_rows).examine(piece.status, parser.origin(DataFile(FRAME_NAME, 0, ""), 0))
     return as_batch(piece, parser.shape, 0)
 
 

@@ -1,4 +1,4 @@
-// Counting and cutting lines: what the row index of text files is built with.
+// Counting and cutting lines: what the example index of text files is built with.
 #include <string.h>
 
 #include "scan.cuh"

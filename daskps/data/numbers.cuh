@@ -6,7 +6,7 @@
 #include "dialect.cuh"
 #include "xxh64.cuh"
 
-// Why a row is bad. daskps/data/bad.py names the same numbers.
+// Why an example is bad. daskps/data/bad.py names the same numbers.
 enum Reason {
     FINE = 0,
     WRONG_COLUMN_COUNT = 1,

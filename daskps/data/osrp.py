@@ -101,4 +101,4 @@ class Osrp:
 def _where(batch: Batch, place: int) -> str:
     bag = int(np.searchsorted(batch.offsets, place, side="right")) - 1
     example, slot = divmod(bag, batch.slots)
-    return f"key {batch.keys[place]} in slot {slot} of row {batch.first_row + example}"
+    return f"key {batch.keys[place]} in slot {slot} of example {batch.first_example + example}"

@@ -1,7 +1,8 @@
 """Parquet files: columns as slots, list columns as multi slots, floats as dense features. Each row group is one block.
 
-Input: Parquet files of any writer. Output: Arrow tables of the needed columns. The index takes the row counts from the
-footers, so it is cheap. Text columns are read as dictionaries: each distinct value is hashed once per row group.
+Input: Parquet files of any writer. Output: Arrow tables of the needed columns. The index takes the numbers of examples
+from the footers, so it is cheap. Text columns are read as dictionaries: each distinct value is hashed once per row
+group.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Parquet:
 
     def index(self, file: DataFile) -> FileBlocks:
         """Read the number of examples of every row group from the footer."""
-        rows = _footer(file)[1]
+        examples = _footer(file)[1]
         digests = np.array([_footer_digest(file)], np.uint64)
-        return FileBlocks(file, np.cumsum([0, *rows]).astype(np.int64), np.empty(0, np.int64), digests)
+        return FileBlocks(file, np.cumsum([0, *examples]).astype(np.int64), np.empty(0, np.int64), digests)
 
     def most_block_bytes(self, blocks: FileBlocks, columns: Sequence[str]) -> int:
         """Return the decoded bytes of the largest row group, estimated from the footer."""
@@ -55,10 +56,10 @@ class Parquet:
         """Open an indexed file, to read `columns`."""
         return ParquetBlocks(blocks, columns, self.threads)
 
-    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], pa.Table]) -> int:
-        """Return the digest of size and footer of the whole file; a Parquet file cannot grow, so `row` does not matter.
-        It is weaker than the digest of text: it misses changed values that leave the offsets, sizes and statistics of
-        all column chunks the same."""
+    def digest(self, blocks: FileBlocks, examples: int, fetch: Callable[[int], pa.Table]) -> int:
+        """Return the digest of size and footer of the whole file, for any number of `examples`: a Parquet file cannot
+        grow. It is weaker than the digest of text: it misses changed values that leave the offsets, sizes and
+        statistics of all column chunks the same."""
         return int(blocks.digests[0])
 
     def parser(self, schema: Schema, hash_seed: int, files: Sequence[DataFile]) -> ColumnParser:
@@ -91,11 +92,11 @@ def _footer_digest(file: DataFile) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...], dict[str, int], tuple[str, ...]]:
-    """Return from the footer: column types, rows per row group, the most decoded bytes of each column in a row group,
-    and the names of all columns, with duplicates. Cached, because schema, index and reader need it."""
+    """Return from the footer: column types, examples per row group, the most decoded bytes of each column in a row
+    group, and the names of all columns, with duplicates. Cached, because schema, index and reader need it."""
     with _open(file) as opened:
         metadata = opened.metadata
-        rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        examples = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         sizes: dict[str, int] = {}
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
@@ -103,7 +104,7 @@ def _footer(file: DataFile) -> tuple[dict[str, pa.DataType], tuple[int, ...], di
                 values = max(8 * column.num_values, column.total_uncompressed_size)
                 size = int(DECODING * values) + (12 * group.num_rows if inner else 0)  # lists: offsets
                 sizes[name] = max(sizes.get(name, 0), size)
-        return types_of(opened.schema_arrow), rows, sizes, tuple(opened.schema_arrow.names)
+        return types_of(opened.schema_arrow), examples, sizes, tuple(opened.schema_arrow.names)
 
 
 class ParquetBlocks:
@@ -111,8 +112,8 @@ class ParquetBlocks:
 
     def __init__(self, blocks: FileBlocks, columns: Sequence[str], threads: bool) -> None:
         self._blocks, self._columns, self._threads = blocks, list(columns), threads
-        types, rows = _footer(blocks.file)[:2]
-        if np.any(np.diff(blocks.first_rows) != np.array(rows)):
+        types, examples = _footer(blocks.file)[:2]
+        if np.any(np.diff(blocks.first_examples) != np.array(examples)):
             raise DataError(f"{blocks.file.url} changed since it was indexed; build the index again")
         self._file = _open(blocks.file, needed(self._columns, types))
 
@@ -122,8 +123,8 @@ class ParquetBlocks:
             return self._file.read_row_group(block, columns=self._columns, use_threads=self._threads)
         except (OSError, pa.ArrowException) as error:
             raise DataError(
-                f"{self._blocks.file.url}: row group {block} (rows {self._blocks.first_rows[block]} and on) cannot be "
-                f"read: {error}. The file is damaged; fetch it again"
+                f"{self._blocks.file.url}: row group {block} (from example {self._blocks.first_examples[block]} on) "
+                f"cannot be read: {error}. The file is damaged; fetch it again"
             ) from error
 
     def close(self) -> None:

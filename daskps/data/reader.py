@@ -19,10 +19,10 @@ import fsspec
 import numpy as np
 import xxhash
 
-from daskps.data.bad import BadRowPolicy, BadRows, Origin
+from daskps.data.bad import BadExamplePolicy, BadExamples, Origin
 from daskps.data.batches import Piece, allocate, as_batch, concatenate, gather, join, scale_logs
 from daskps.data.files import DataFile
-from daskps.data.format import BlockFile, FileBlocks, Format, Parser, Part, RowIndex
+from daskps.data.format import BlockFile, ExampleIndex, FileBlocks, Format, Parser, Part
 from daskps.data.order import Order, Steps
 from daskps.data.schema import Schema
 from daskps.device.memory import BufferPool
@@ -81,7 +81,7 @@ Range = tuple[int, int]  # global examples [start, stop)
 class _Window:
     """Window of examples in memory: `batch` in the order of the files, and `order`, the shuffled order."""
 
-    epoch: int  # number of the pass
+    pass_number: int
     number: int  # of the window in the pass
     batch: Batch
     order: Int64s
@@ -89,23 +89,23 @@ class _Window:
 
 
 class Reader:
-    """Reader of indexed data. `rows` is the number of examples of all passes together."""
+    """Reader of indexed data. `examples` is the number of examples of all passes together."""
 
     def __init__(
         self,
-        index: RowIndex,
+        index: ExampleIndex,
         format: Format,
         parser: Parser,
         columns: Sequence[str],
         pool: ComputePool,
         order: Order,
         steps: Steps | None,
-        policy: BadRowPolicy,
+        policy: BadExamplePolicy,
         blocks_bytes: int = ANY_BYTES,
     ) -> None:
         self.index, self.order, self.steps = index, order, steps
-        self.rows = index.rows * order.epochs
-        self.bad_rows = BadRows(policy, index.rows)
+        self.examples = index.examples * order.passes
+        self.bad_examples = BadExamples(policy, index.examples)
         self._format, self._parser, self._columns, self._pool = format, parser, columns, pool
         self._files: dict[int, BlockFile] = {}
         self._opening = threading.Lock()
@@ -122,7 +122,7 @@ class Reader:
     @property
     def held_bytes(self) -> int:
         """Return an upper bound of the bytes that fetched blocks take at the same time."""
-        there = sum(len(blocks.first_rows) - 1 for blocks in self.index.files)
+        there = sum(len(blocks.first_examples) - 1 for blocks in self.index.files)
         return min(there, self._parsed_blocks + self._blocks_ahead) * self._block_bytes
 
     def bound(self, batches_bytes: int) -> None:
@@ -138,35 +138,35 @@ class Reader:
         """Return this node's slices of steps [first_step, last_step) as one batch, and where each slice begins in it
         (steps + 1 numbers).
 
-        `first_row` of the batch is the global number of its first example. The numbers of later slices have gaps, where
-        the slices of other nodes are.
+        `first_example` of the batch is the global number of its first example. The numbers of later slices have gaps,
+        where the slices of other nodes are.
         """
         steps = self.steps
         if steps is None:
             raise ArgumentError("this reader was opened without steps; pass `steps` to Source.open")
-        if not 0 <= first_step <= last_step <= steps.count(self.rows):
+        if not 0 <= first_step <= last_step <= steps.count(self.examples):
             raise DataError(
-                f"steps [{first_step}, {last_step}) were asked for, but the data has {steps.count(self.rows)} steps of "
-                f"{steps.minibatch_examples} examples from row {steps.origin_row}"
+                f"steps [{first_step}, {last_step}) were asked for, but the data has {steps.count(self.examples)} "
+                f"steps of {steps.minibatch_examples} examples, from example {steps.origin} on"
             )
-        ranges = [steps.slice(step, self.rows) for step in range(first_step, last_step)]
-        following = range(last_step, min(2 * last_step - first_step, steps.count(self.rows)))
-        batch = self._read_ranges(ranges, [steps.slice(step, self.rows) for step in following])
+        ranges = [steps.slice(step, self.examples) for step in range(first_step, last_step)]
+        following = range(last_step, min(2 * last_step - first_step, steps.count(self.examples)))
+        batch = self._read_ranges(ranges, [steps.slice(step, self.examples) for step in following])
         starts = np.cumsum([0, *(stop - start for start, stop in ranges)])
         return batch, starts.astype(np.int64)
 
-    def data_before(self, row: int) -> str:
-        """Return a digest of the data before example `row` of a pass. One thread at a time may call it, also while
+    def data_before(self, position: int) -> str:
+        """Return a digest of the data before example `position` of a pass. One thread at a time may call it, also while
         another thread reads.
 
-        It needs the block that contains `row`; a compressed file is decoded up to there, unless an earlier call did so.
+        It needs the block with that example; a compressed file is decoded up to there, unless an earlier call did so.
         """
         digest = xxhash.xxh3_128()
         for number, blocks in enumerate(self.index.files):
-            rows = min(row - int(self.index.file_rows[number]), blocks.rows)
-            if rows > 0:
-                found = self._format.digest(blocks, rows, partial(self._fetch_for_digest, number))
-                digest.update(f"{rows} {found:x}\n".encode())
+            examples = min(position - int(self.index.file_starts[number]), blocks.examples)
+            if examples > 0:
+                found = self._format.digest(blocks, examples, partial(self._fetch_for_digest, number))
+                digest.update(f"{examples} {found:x}\n".encode())
         return digest.hexdigest()
 
     def _fetch_for_digest(self, number: int, block: int) -> Any:
@@ -178,76 +178,80 @@ class Reader:
 
     def batches(self, examples: int, start: int = 0) -> Iterator[Batch]:
         """Yield all examples from number `start` on, in batches of `examples`."""
-        for row in range(start, self.rows, examples):
-            yield self.read(row, min(row + examples, self.rows))
+        for example in range(start, self.examples, examples):
+            yield self.read(example, min(example + examples, self.examples))
 
     def _read_ranges(self, ranges: Sequence[Range], following: Sequence[Range]) -> Batch:
         for start, stop in ranges:
-            if not 0 <= start <= stop <= self.rows:
-                raise DataError(f"rows [{start}, {stop}) were asked for, but the data has rows [0, {self.rows})")
-        first_row = ranges[0][0] if ranges else 0
-        if self.order.shuffle_rows:
-            return self._read_shuffled(ranges, first_row)
+            if not 0 <= start <= stop <= self.examples:
+                raise DataError(
+                    f"examples [{start}, {stop}) were asked for, but the data has examples [0, {self.examples})"
+                )
+        first_example = ranges[0][0] if ranges else 0
+        if self.order.window_examples:
+            return self._read_shuffled(ranges, first_example)
         parts = [part for piece in ranges for part in self._parts(*piece)]
-        later = (part for start, stop in following for part in self._parts(start, min(stop, self.rows)))
-        return self._read_parts(parts, list(itertools.islice(later, self._blocks_ahead)), first_row)
+        later = (part for start, stop in following for part in self._parts(start, min(stop, self.examples)))
+        return self._read_parts(parts, list(itertools.islice(later, self._blocks_ahead)), first_example)
 
     def _parts(self, start: int, stop: int) -> Iterator[Part]:
         """Yield the global examples [start, stop) as parts of blocks, pass by pass."""
-        size = self.index.rows
+        size = self.index.examples
         while start < stop:
-            epoch = start // size
-            end = min(stop, (epoch + 1) * size)
-            yield from self.index.parts(start - epoch * size, end - epoch * size)
+            pass_number = start // size
+            end = min(stop, (pass_number + 1) * size)
+            yield from self.index.parts(start - pass_number * size, end - pass_number * size)
             start = end
 
-    def _read_shuffled(self, ranges: Sequence[Range], first_row: int) -> Batch:
+    def _read_shuffled(self, ranges: Sequence[Range], first_example: int) -> Batch:
         """Read every window that the ranges touch as a whole, once, and gather the wanted examples from it."""
-        size, window_rows = self.index.rows, self.order.shuffle_rows
+        size, window_examples = self.index.examples, self.order.window_examples
         gathered: list[Batch] = []
         for start, stop in ranges:
             while start < stop:
-                epoch = start // size
-                number = (start - epoch * size) // window_rows
-                begin = epoch * size + number * window_rows
-                end = min(begin + window_rows, (epoch + 1) * size, stop)
-                window = self._load_window(epoch, number)
+                pass_number = start // size
+                number = (start - pass_number * size) // window_examples
+                begin = pass_number * size + number * window_examples
+                end = min(begin + window_examples, (pass_number + 1) * size, stop)
+                window = self._load_window(pass_number, number)
                 taken = window.order[start - begin : end - begin]
                 self._count(window, taken)
                 gathered.append(gather(window.batch, taken, start, self._pool))
                 start = end
         if not gathered:
-            return self._read_parts([], [], first_row)
-        return concatenate(gathered, first_row, self._pool.buffers.empty)
+            return self._read_parts([], [], first_example)
+        return concatenate(gathered, first_example, self._pool.buffers.empty)
 
-    def _load_window(self, epoch: int, number: int) -> _Window:
-        if self._window is None or (self._window.epoch, self._window.number) != (epoch, number):
+    def _load_window(self, pass_number: int, number: int) -> _Window:
+        if self._window is None or (self._window.pass_number, self._window.number) != (pass_number, number):
             self._window = None  # free it first: two windows would take twice the memory
-            start = number * self.order.shuffle_rows
-            stop = min(start + self.order.shuffle_rows, self.index.rows)
-            after = self.index.parts(stop, min(stop + self.order.shuffle_rows, self.index.rows))
-            lenient, bad = self.bad_rows.policy.mode == "lenient", dict[int, int]()
+            start = number * self.order.window_examples
+            stop = min(start + self.order.window_examples, self.index.examples)
+            after = self.index.parts(stop, min(stop + self.order.window_examples, self.index.examples))
+            lenient, bad = self.bad_examples.policy.mode == "lenient", dict[int, int]()
             parts = self.index.parts(start, stop)
             batch = self._read_parts(parts, after[: self._blocks_ahead], start, bad if lenient else None)
-            self._window = _Window(epoch, number, batch, self.order.permutation(epoch, number, stop - start), bad)
+            self._window = _Window(
+                pass_number, number, batch, self.order.permutation(pass_number, number, stop - start), bad
+            )
         return self._window
 
     def _count(self, window: _Window, taken: Int64s) -> None:
         """Count the examples `taken` from a window, and the bad ones among them."""
-        self.bad_rows.rows += len(taken)
-        first = window.number * self.order.shuffle_rows
-        for row in np.intersect1d(taken, np.fromiter(window.bad, np.int64)).tolist() if window.bad else ():
-            (part,) = self.index.parts(first + row, first + row + 1)
-            self.bad_rows.rows -= 1  # `examine` counts it
-            self.bad_rows.examine(np.array([window.bad[row]], np.int32), self._origin(part))
+        self.bad_examples.examples += len(taken)
+        first = window.number * self.order.window_examples
+        for example in np.intersect1d(taken, np.fromiter(window.bad, np.int64)).tolist() if window.bad else ():
+            (part,) = self.index.parts(first + example, first + example + 1)
+            self.bad_examples.examples -= 1  # `examine` counts it
+            self.bad_examples.examine(np.array([window.bad[example]], np.int32), self._origin(part))
 
     def _read_parts(
-        self, parts: Sequence[Part], following: Sequence[Part], first_row: int, bad: dict[int, int] | None = None
+        self, parts: Sequence[Part], following: Sequence[Part], first_example: int, bad: dict[int, int] | None = None
     ) -> Batch:
         """Read parts in the order of the files as one batch. If `bad` is given, the status of bad examples is stored
         there and counted later."""
-        shape, rows = self._parser.shape, sum(part.rows for part in parts)
-        whole = allocate(rows, rows * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
+        shape, examples = self._parser.shape, sum(part.examples for part in parts)
+        whole = allocate(examples, examples * shape.slots if shape.fixed else 0, shape, self._recycler.empty)
         pieces: list[Piece] = []
         payloads = self._ahead.take(_blocks(parts), _blocks(following))
         fetched = ((group, payload) for (_, group), payload in zip(_by_block(parts), payloads, strict=True))
@@ -255,33 +259,35 @@ class Reader:
         while blocks := list(itertools.islice(fetched, self._parsed_blocks)):
             tasks: list[tuple[Part, Any, Piece | None]] = []
             for part, payload in ((part, payload) for group, payload in blocks for part in group):
-                for piece_part in _split(part, self._parser.task_rows):
-                    view = whole.view(at, at + piece_part.rows, shape) if shape.fixed else None
+                for piece_part in _split(part, self._parser.task_examples):
+                    view = whole.view(at, at + piece_part.examples, shape) if shape.fixed else None
                     tasks.append((piece_part, payload, view))
-                    at += piece_part.rows
+                    at += piece_part.examples
             pieces += self._pool.map(lambda task: self._parse(*task), tasks)
             for (part, _, _), piece in zip(tasks, pieces[-len(tasks) :], strict=True):
                 if bad is None:
-                    self.bad_rows.examine(piece.status, self._origin(part))
+                    self.bad_examples.examine(piece.status, self._origin(part))
                 else:
-                    bad |= {examined + int(row): int(piece.status[row]) for row in np.flatnonzero(piece.status)}
-                examined += part.rows
+                    bad |= {
+                        examined + int(example): int(piece.status[example]) for example in np.flatnonzero(piece.status)
+                    }
+                examined += part.examples
         used = sum(piece.used for piece in pieces)
-        if shape.fixed and used == rows * shape.slots:
+        if shape.fixed and used == examples * shape.slots:
             whole.used = used
-            return as_batch(whole, shape, first_row)
-        return join(pieces, shape, first_row, self._pool, self._recycler.empty)
+            return as_batch(whole, shape, first_example)
+        return join(pieces, shape, first_example, self._pool, self._recycler.empty)
 
     def _parse(self, part: Part, payload: Any, out: Piece | None) -> Piece:
         shape = self._parser.shape
-        out = out or allocate(part.rows, self._parser.most_keys(payload, part), shape)
+        out = out or allocate(part.examples, self._parser.most_keys(payload, part), shape)
         out.used = self._parser.parse(payload, part, out)
         scale_logs(out.dense, shape.log_columns)
         return out
 
     def _origin(self, part: Part) -> Origin:
         blocks = self.index.files[part.file]
-        return self._parser.origin(blocks.file, int(blocks.first_rows[part.block]) + part.first)
+        return self._parser.origin(blocks.file, int(blocks.first_examples[part.block]) + part.first)
 
     def _fetch(self, name: tuple[int, int]) -> Any:
         """Fetch and prepare a block; runs in the background. Only this file and its neighbours stay open."""
@@ -323,13 +329,13 @@ def _blocks(parts: Sequence[Part]) -> list[tuple[int, int]]:
     return [name for name, _ in _by_block(parts)]
 
 
-def _split(part: Part, most_rows: int) -> Iterator[Part]:
-    for first in range(part.first, part.last, most_rows):
-        yield Part(part.file, part.block, first, min(first + most_rows, part.last))
+def _split(part: Part, most_examples: int) -> Iterator[Part]:
+    for first in range(part.first, part.last, most_examples):
+        yield Part(part.file, part.block, first, min(first + most_examples, part.last))
 
 
 IN_ORDER = Order()
-STRICT = BadRowPolicy()
+STRICT = BadExamplePolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,9 +346,9 @@ class Source:
     format: Format
     schema: Schema
     hash_seed: int = 0  # of the job; another seed gives other keys
-    bad_rows: BadRowPolicy = STRICT
+    bad_examples: BadExamplePolicy = STRICT
 
-    def index(self, threads: int = 1, cache_url: str = "") -> RowIndex:
+    def index(self, threads: int = 1, cache_url: str = "") -> ExampleIndex:
         """Count the examples of every block and return the index. It is stored at `cache_url` if given; files that did
         not change since are not read again."""
         files = self.format.list([self.urls] if isinstance(self.urls, str) else self.urls)
@@ -351,7 +357,7 @@ class Source:
         with ThreadPoolExecutor(threads, thread_name_prefix="daskps-index") as pool:
             # Copy the caller's context, so that a data frame finds a Dask client that is current only there.
             futures = [pool.submit(copy_context().run, self._blocks, file, known) for file in files]
-            index = RowIndex([future.result() for future in futures])
+            index = ExampleIndex([future.result() for future in futures])
         if cache_url:
             with fsspec.open(cache_url, "w") as out:
                 out.write(index.to_json())
@@ -362,7 +368,7 @@ class Source:
 
     def open(
         self,
-        index: RowIndex,
+        index: ExampleIndex,
         pool: ComputePool,
         order: Order = IN_ORDER,
         steps: Steps | None = None,
@@ -370,10 +376,10 @@ class Source:
     ) -> Reader:
         """Open a reader of the global order. `steps` is needed only for `read_steps`. Fetched blocks take at most
         `blocks_bytes`, but at least two blocks are always allowed."""
-        files = sorted(index.files, key=lambda blocks: blocks.rows == 0)[:1]  # `index` has checked them all
+        files = sorted(index.files, key=lambda blocks: blocks.examples == 0)[:1]  # `index` has checked them all
         parser = self.format.parser(self.schema, self.hash_seed, [blocks.file for blocks in files])
         columns = self.schema.columns
-        return Reader(index, self.format, parser, columns, pool, order, steps, self.bad_rows, blocks_bytes)
+        return Reader(index, self.format, parser, columns, pool, order, steps, self.bad_examples, blocks_bytes)
 
 
 def _cached(cache_url: str) -> dict[DataFile, FileBlocks]:
@@ -384,4 +390,4 @@ def _cached(cache_url: str) -> dict[DataFile, FileBlocks]:
     fs, path = fsspec.core.url_to_fs(cache_url)
     if not fs.exists(path):
         return {}
-    return {blocks.file: blocks for blocks in RowIndex.from_json(fs.cat_file(path).decode()).files}
+    return {blocks.file: blocks for blocks in ExampleIndex.from_json(fs.cat_file(path).decode()).files}

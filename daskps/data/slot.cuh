@@ -15,7 +15,7 @@ struct SlotPlan {
     int64_t bucket_keys;  // where this slot's keys of buckets begin
 };
 
-// A bad row: why, and in which column (from 1; 0 is the whole line), packed as daskps/data/bad.py unpacks it.
+// A bad example: why, and in which column (from 1; 0 is the whole line), packed as daskps/data/bad.py unpacks it.
 DEVICE int32_t status_of(Reason reason, int64_t column) {
     const int64_t most = (1 << 23) - 1;
     return (int32_t)reason | (int32_t)(column < most ? column : most) << 8;

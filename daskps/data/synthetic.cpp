@@ -1,5 +1,5 @@
 // Synthetic CTR examples. Example i is a function of (seed, i): every random number is a mix of a counter, nothing is stored,
-// and arithmetic is + - * / alone, so bits are equal on any machine, in any number of threads and for any split of the rows.
+// and arithmetic is + - * / alone, so bits are equal on any machine, in any number of threads and for any split of the examples.
 #include "portable.cuh"
 
 #define GOLDEN 0x9e3779b97f4a7c15ull   // the increment of SplitMix64
@@ -15,8 +15,8 @@ struct Stream {
     }
 };
 
-DEVICE uint64_t row_base(uint64_t seed, uint64_t row) { return mix64(mix64(seed + GOLDEN) + row * GOLDEN); }
-DEVICE Stream row_stream(uint64_t base, uint64_t id) { return Stream{mix64(base + (id + 1) * STREAMS)}; }
+DEVICE uint64_t example_base(uint64_t seed, uint64_t example) { return mix64(mix64(seed + GOLDEN) + example * GOLDEN); }
+DEVICE Stream example_stream(uint64_t base, uint64_t id) { return Stream{mix64(base + (id + 1) * STREAMS)}; }
 DEVICE double unit_interval(uint64_t bits) { return (double)(bits >> 11) * 1.1102230246251565e-16; }
 
 // Four 16-bit uniforms added up: mean 0, variance 1, bell-shaped, within +-3.47.
@@ -80,13 +80,13 @@ DEVICE int64_t bag_size(Stream& stream, int32_t low, int32_t high) {
     return low == high ? low : low + (int64_t)MULTIPLY_HIGH(stream.next(), (uint64_t)(high - low) + 1);
 }
 
-// Where the true weights stand at a row: cosine * w(key) + sine * w'(key) turns once in 1 / turns_per_row rows.
+// Where the true weights stand at an example: cosine * w(key) + sine * w'(key) turns once in 1 / turns_per_example examples.
 struct Turn {
     double cosine, sine;
 };
 
-DEVICE Turn turn_at(uint64_t row, double turns_per_row) {
-    const double turns = (double)row * turns_per_row;
+DEVICE Turn turn_at(uint64_t example, double turns_per_example) {
+    const double turns = (double)example * turns_per_example;
     const double quarters = (turns - (double)(int64_t)turns) * 4.0;
     const int quarter = (int)quarters;
     const double up = portable_quarter_sine(quarters - quarter);
@@ -97,13 +97,13 @@ DEVICE Turn turn_at(uint64_t row, double turns_per_row) {
     return Turn{up, -down};
 }
 
-// counts (rows * slots): keys in each bag.
-NATIVE(void, synth_count, uint64_t seed, uint64_t first_row, int64_t rows, int64_t slots, const int32_t* low,
+// counts (examples * slots): keys in each bag.
+NATIVE(void, synth_count, uint64_t seed, uint64_t first_example, int64_t examples, int64_t slots, const int32_t* low,
        const int32_t* high, int64_t* counts) {
-    for (int64_t i = 0; i < rows; ++i) {
-        const uint64_t base = row_base(seed, first_row + (uint64_t)i);
+    for (int64_t i = 0; i < examples; ++i) {
+        const uint64_t base = example_base(seed, first_example + (uint64_t)i);
         for (int64_t s = 0; s < slots; ++s) {
-            Stream stream = row_stream(base, (uint64_t)s);
+            Stream stream = example_stream(base, (uint64_t)s);
             counts[i * slots + s] = bag_size(stream, low[s], high[s]);
         }
     }
@@ -129,23 +129,23 @@ struct Truth {
     }
 };
 
-// offsets (rows * slots + 1) tell where the rows' keys go in `keys`. keys with offsets, and dense, may be null.
-// probabilities (rows) are the truth that the labels (rows) are drawn from.
-NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_t slots, const int32_t* low,
+// offsets (examples * slots + 1) tell where the examples' keys go in `keys`. keys with offsets, and dense, may be null.
+// probabilities (examples) are the truth that the labels (examples) are drawn from.
+NATIVE(void, synth_fill, uint64_t seed, uint64_t first_example, int64_t examples, int64_t slots, const int32_t* low,
        const int32_t* high, const uint64_t* upper, const uint8_t* guide, const int32_t* last, const uint64_t* last_ranks,
-       const double* strength, double exponent, int32_t raw, double bias, double weight_scale, double pair_scale, double turns_per_row,
+       const double* strength, double exponent, int32_t raw, double bias, double weight_scale, double pair_scale, double turns_per_example,
        int64_t dense_features, const double* dense_weights, const int64_t* offsets, uint64_t* keys, float* dense,
        float* labels, double* probabilities) {
-    const Truth truth{mix64(seed + 2 * GOLDEN), mix64(seed + 3 * GOLDEN), mix64(seed + 4 * GOLDEN), turns_per_row != 0.0,
+    const Truth truth{mix64(seed + 2 * GOLDEN), mix64(seed + 3 * GOLDEN), mix64(seed + 4 * GOLDEN), turns_per_example != 0.0,
                       pair_scale != 0.0};
     const Fall fall(exponent);
-    for (int64_t i = 0; i < rows; ++i) {
-        const uint64_t row = first_row + (uint64_t)i;
-        const uint64_t base = row_base(seed, row);
-        const Turn turn = truth.turning ? turn_at(row, turns_per_row) : Turn{1.0, 0.0};
+    for (int64_t i = 0; i < examples; ++i) {
+        const uint64_t example = first_example + (uint64_t)i;
+        const uint64_t base = example_base(seed, example);
+        const Turn turn = truth.turning ? turn_at(example, turns_per_example) : Turn{1.0, 0.0};
         double linear = 0.0, total[VECTOR] = {}, within = 0.0;
         for (int64_t s = 0; s < slots; ++s) {
-            Stream stream = row_stream(base, (uint64_t)s);
+            Stream stream = example_stream(base, (uint64_t)s);
             const int64_t count = bag_size(stream, low[s], high[s]);
             const Zipf zipf{upper + s * OCTAVES, guide + s * 256, last[s], last_ranks[s], fall};
             const uint64_t slot_seed = mix64((uint64_t)(s + 1) * STREAMS);
@@ -166,7 +166,7 @@ NATIVE(void, synth_fill, uint64_t seed, uint64_t first_row, int64_t rows, int64_
         double all = 0.0;  // |sum of vectors|^2 - sum of |vector|^2 = twice the inner products over pairs of slots
         for (int d = 0; d < VECTOR; ++d) all += total[d] * total[d];
         double logit = bias + weight_scale * linear + pair_scale * (0.5 * (all - within));
-        Stream rest = row_stream(base, (uint64_t)slots);
+        Stream rest = example_stream(base, (uint64_t)slots);
         for (int64_t j = 0; j < dense_features; ++j) {
             const float value = (float)normal_like(rest.next());
             if (dense) dense[i * dense_features + j] = value;

@@ -112,7 +112,7 @@ def _octave_mass(first: int, last: int, exponent: Decimal) -> Decimal:
 
 
 VECTOR_DIMENSIONS = 4  # of the hidden vector of a key, for interactions; as in synthetic.cpp
-_BLOCK_ROWS = 1 << 20  # examples per call of `truth`; `best` keeps 12 bytes per example, and no keys
+_BLOCK_EXAMPLES = 1 << 20  # examples per call of `truth`; `best` keeps 12 bytes per example, and no keys
 
 Float64s = npt.NDArray[np.float64]
 
@@ -185,33 +185,33 @@ class Synthetic:
         """Return the expected number of keys of an example."""
         return sum(low + high for low, high in self.bag_sizes) / 2
 
-    def read(self, start_row: int, stop_row: int, pool: ComputePool | None = None) -> Batch:
-        """Return examples [start_row, stop_row) as one batch."""
-        self._check(start_row, stop_row)
+    def read(self, start: int, stop: int, pool: ComputePool | None = None) -> Batch:
+        """Return examples [start, stop) as one batch."""
+        self._check(start, stop)
         generator = _Generator(self)
-        rows = stop_row - start_row
-        offsets = generator.offsets(start_row, rows, pool)
+        examples = stop - start
+        offsets = generator.offsets(start, examples, pool)
         keys = np.empty(int(offsets[-1]), np.uint64)
-        dense = np.empty((rows, self.dense), np.float32) if self.dense else None
-        labels, _ = generator.fill(start_row, rows, pool, offsets, keys, dense)
-        return Batch(start_row, self.slots, labels, keys, offsets, dense=dense)
+        dense = np.empty((examples, self.dense), np.float32) if self.dense else None
+        labels, _ = generator.fill(start, examples, pool, offsets, keys, dense)
+        return Batch(start, self.slots, labels, keys, offsets, dense=dense)
 
-    def truth(self, start_row: int, stop_row: int, pool: ComputePool | None = None) -> tuple[Floats, Float64s]:
-        """Return the labels of examples [start_row, stop_row), and the probabilities that they were drawn with."""
-        self._check(start_row, stop_row)
+    def truth(self, start: int, stop: int, pool: ComputePool | None = None) -> tuple[Floats, Float64s]:
+        """Return the labels of examples [start, stop), and the probabilities that they were drawn with."""
+        self._check(start, stop)
         generator = _Generator(self)
         blocks = [
-            generator.fill(first, min(_BLOCK_ROWS, stop_row - first), pool)
-            for first in range(start_row, max(stop_row, start_row + 1), _BLOCK_ROWS)
+            generator.fill(first, min(_BLOCK_EXAMPLES, stop - first), pool)
+            for first in range(start, max(stop, start + 1), _BLOCK_EXAMPLES)
         ]
         return np.concatenate([labels for labels, _ in blocks]), np.concatenate([truth for _, truth in blocks])
 
-    def best(self, start_row: int, stop_row: int, pool: ComputePool | None = None) -> Best:
-        """Return the exact AUC and log loss of the true probabilities on examples [start_row, stop_row).
+    def best(self, start: int, stop: int, pool: ComputePool | None = None) -> Best:
+        """Return the exact AUC and log loss of the true probabilities on examples [start, stop).
 
         They are NaN if undefined.
         """
-        labels, truth = self.truth(start_row, stop_row, pool)
+        labels, truth = self.truth(start, stop, pool)
         if not len(labels):
             return Best(math.nan, math.nan)
         clicked = labels > 0
@@ -222,7 +222,7 @@ class Synthetic:
         """Write the data to one Parquet file, with columns `label`, `slot0` ..., `dense0` ... A slot is uint64, or a
         list of uint64 if an example may have more or fewer keys than one."""
         if row_group_rows < 1:
-            raise ArgumentError(f"a row group has at least one row, got row_group_rows={row_group_rows}")
+            raise ArgumentError(f"a row group has at least one example, got row_group_rows={row_group_rows}")
         with pq.ParquetWriter(str(path), self._schema(), compression="zstd") as writer:
             for start in range(0, self.examples, row_group_rows):
                 batch = self.read(start, min(start + row_group_rows, self.examples), pool)
@@ -246,9 +246,9 @@ class Synthetic:
             columns += [pa.array(np.ascontiguousarray(column)) for column in batch.dense.T]
         return pa.Table.from_arrays(columns, schema=self._schema())
 
-    def _check(self, start_row: int, stop_row: int) -> None:
-        if not 0 <= start_row <= stop_row <= self.examples:
-            raise ArgumentError(f"rows [{start_row}, {stop_row}) are not within the {self.examples} examples described")
+    def _check(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.examples:
+            raise ArgumentError(f"examples [{start}, {stop}) are not within the {self.examples} examples described")
 
 
 class _Generator:
@@ -279,47 +279,47 @@ class _Generator:
             "bias": config.bias,
             "weight_scale": config.weight_scale / math.sqrt(max(config.keys_per_example, 1.0)),
             "pair_scale": _pair_scale(config),
-            "turns_per_row": 1.0 / config.drift_rows if config.drift_rows else 0.0,
+            "turns_per_example": 1.0 / config.drift_rows if config.drift_rows else 0.0,
             "dense_features": config.dense,
             "dense_weights": dense_weights,
         }
 
-    def offsets(self, start_row: int, rows: int, pool: ComputePool | None) -> Int64s:
-        """Return where each bag begins (rows * S + 1,)."""
+    def offsets(self, start: int, examples: int, pool: ComputePool | None) -> Int64s:
+        """Return where each bag begins (examples * S + 1,)."""
         slots = self.config.slots
-        offsets = np.zeros(rows * slots + 1, np.int64)
+        offsets = np.zeros(examples * slots + 1, np.int64)
 
         def count(first: int, stop: int) -> None:
             library().synth_count(
                 **self.bags,
-                first_row=start_row + first,
-                rows=stop - first,
+                first_example=start + first,
+                examples=stop - first,
                 counts=offsets[1 + first * slots : 1 + stop * slots],
             )
 
-        _in_shares(pool, rows, count)
+        _in_shares(pool, examples, count)
         np.cumsum(offsets, out=offsets)
         return offsets
 
     def fill(
         self,
-        start_row: int,
-        rows: int,
+        start: int,
+        examples: int,
         pool: ComputePool | None,
         offsets: Int64s | None = None,
         keys: Keys | None = None,
         dense: Floats | None = None,
     ) -> tuple[Floats, Float64s]:
-        """Return labels (rows,) and true probabilities (rows,). Fill `keys` and `dense` too, if they are given."""
+        """Return labels and true probabilities, (examples,) each. Fill `keys` and `dense` too, if they are given."""
         slots = self.config.slots
-        labels = np.empty(rows, np.float32)
-        probabilities = np.empty(rows, np.float64)
+        labels = np.empty(examples, np.float32)
+        probabilities = np.empty(examples, np.float64)
 
         def fill(first: int, stop: int) -> None:
             library().synth_fill(
                 **self.model,
-                first_row=start_row + first,
-                rows=stop - first,
+                first_example=start + first,
+                examples=stop - first,
                 offsets=None if offsets is None else offsets[first * slots : stop * slots + 1],
                 keys=keys,
                 dense=None if dense is None else dense[first:stop],
@@ -327,16 +327,16 @@ class _Generator:
                 probabilities=probabilities[first:stop],
             )
 
-        _in_shares(pool, rows, fill)
+        _in_shares(pool, examples, fill)
         return labels, probabilities
 
 
-def _in_shares(pool: ComputePool | None, rows: int, call: Callable[[int, int], None]) -> None:
-    """Call ``call(first, stop)`` for consecutive shares of [0, rows), one per core."""
+def _in_shares(pool: ComputePool | None, examples: int, call: Callable[[int, int], None]) -> None:
+    """Call ``call(first, stop)`` for consecutive shares of [0, examples), one per core."""
     if pool is None:
-        call(0, rows)
+        call(0, examples)
     else:
-        pool.shares(lambda index, count: call(rows * index // count, rows * (index + 1) // count))
+        pool.shares(lambda index, count: call(examples * index // count, examples * (index + 1) // count))
 
 
 def _stacked(tables: list[ZipfTable]) -> dict[str, Keys | npt.NDArray[np.uint8] | Int32s]:
@@ -378,21 +378,27 @@ def _exact_auc(scores: Float64s, clicked: npt.NDArray[np.bool_]) -> float:
 
 
 class GeneratedReader:
-    """Reader of synthetic examples [first_row, stop_row), in `epochs` passes. `rows` is the number of examples of all
-    passes together."""
+    """Reader of the synthetic examples [start, stop), in `passes` passes. `examples` counts those of all passes."""
 
     def __init__(
-        self, data: Synthetic, pool: ComputePool, steps: Steps, *, first_row: int, stop_row: int, epochs: int = 1
+        self,
+        data: Synthetic,
+        pool: ComputePool,
+        steps: Steps,
+        *,
+        start: int,
+        stop: int,
+        passes: int = 1,
     ) -> None:
         self._data, self._pool, self.steps = data, pool, steps
-        self._first_row, self._epoch_rows = first_row, stop_row - first_row
-        self.rows = self._epoch_rows * epochs
+        self._first_example, self._pass_examples = start, stop - start
+        self.examples = self._pass_examples * passes
 
     def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
         """Return this node's slices of steps [first_step, last_step) as one batch, and where each begins in it."""
-        ranges = [self.steps.slice(step, self.rows) for step in range(first_step, last_step)]
-        if ranges and ranges[-1][1] > self.rows:
-            raise DataError(f"steps [{first_step}, {last_step}) end behind the last of {self.rows} rows")
+        ranges = [self.steps.slice(step, self.examples) for step in range(first_step, last_step)]
+        if ranges and ranges[-1][1] > self.examples:
+            raise DataError(f"steps [{first_step}, {last_step}) end behind the last of {self.examples} examples")
         starts = np.cumsum([0, *(stop - start for start, stop in ranges)]).astype(np.int64)
         pieces = [self._read(start, stop) for start, stop in self._join_adjacent(ranges)]
         return concatenate(pieces, ranges[0][0] if ranges else 0, self._pool.buffers.empty), starts
@@ -405,8 +411,8 @@ class GeneratedReader:
         joined: list[tuple[int, int]] = []
         for start, stop in ranges:
             while start < stop:
-                end = min(stop, (start // self._epoch_rows + 1) * self._epoch_rows)
-                if joined and joined[-1][1] == start and start % self._epoch_rows:
+                end = min(stop, (start // self._pass_examples + 1) * self._pass_examples)
+                if joined and joined[-1][1] == start and start % self._pass_examples:
                     joined[-1] = (joined[-1][0], end)
                 else:
                     joined.append((start, end))
@@ -414,6 +420,6 @@ class GeneratedReader:
         return joined or [(0, 0)]
 
     def _read(self, start: int, stop: int) -> Batch:
-        epoch = start // self._epoch_rows * self._epoch_rows
-        first = self._first_row + start - epoch
+        pass_start = start // self._pass_examples * self._pass_examples
+        first = self._first_example + start - pass_start
         return self._data.read(first, first + stop - start, self._pool)

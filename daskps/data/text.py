@@ -106,9 +106,9 @@ def index_text(file: DataFile, header_lines: int = 0, block_bytes: int = BLOCK_B
             digests.append(digest.value)
         _drop_blank_end(ending, starts, lines, digests, header_lines, stream.position)
     blocks = FileBlocks(file, np.array(lines, np.int64), np.array(starts, np.int64), np.array(digests, np.uint64))
-    if blocks.rows:  # the first block starts after a byte order mark and the header
+    if blocks.examples:  # the first block starts after a byte order mark and the header
         blocks.starts[0] = skip
-        blocks.first_rows[1:] -= header_lines
+        blocks.first_examples[1:] -= header_lines
         if header_lines:
             head = np.frombuffer(first_lines(file, header_lines), np.uint8)
             blocks.digests[0] = digest_lines(head, len(head), -header_lines)
@@ -185,7 +185,7 @@ def _check_line_count(text: Bytes, blocks: FileBlocks, block: int) -> TextBlock:
     """Return the block. Raise DataError if it no longer has as many lines as were counted."""
     size = len(text) - PADDING
     lines = count_byte(text, size, ord("\n")) + (text[size - 1] != ord("\n"))
-    wanted = int(blocks.first_rows[block + 1] - blocks.first_rows[block])
+    wanted = int(blocks.first_examples[block + 1] - blocks.first_examples[block])
     if lines != wanted:
         raise DataError(
             f"{blocks.file.url}: {lines} lines in block {block}, but {wanted} when it was indexed: the file changed; "
@@ -270,20 +270,20 @@ class TextFormat:
         """Open an indexed file, plain or compressed."""
         return CompressedText(blocks) if blocks.file.compression else PlainText(blocks)
 
-    def digest(self, blocks: FileBlocks, row: int, fetch: Callable[[int], TextBlock]) -> int:
-        """Return the digest of the file before example `row`: header, earlier blocks, earlier lines of its block."""
-        block = int(np.searchsorted(blocks.first_rows, row, side="right")) - 1
-        first, digest = int(blocks.first_rows[block]), int(blocks.digests[block])
-        if row > first:
+    def digest(self, blocks: FileBlocks, examples: int, fetch: Callable[[int], TextBlock]) -> int:
+        """Return the digest of the header and the first `examples` lines: earlier blocks, and part of a block."""
+        block = int(np.searchsorted(blocks.first_examples, examples, side="right")) - 1
+        first, digest = int(blocks.first_examples[block]), int(blocks.digests[block])
+        if examples > first:
             payload = fetch(block)
-            digest += digest_lines(payload.text, payload.size, first, row - first)
+            digest += digest_lines(payload.text, payload.size, first, examples - first)
         return digest % 2**64
 
 
 class TextParser:
     """Base of the parsers of text: one thread parses a whole block, which needs no preparation."""
 
-    task_rows = 1 << 62  # no limit: a block of text is small enough for one thread
+    task_examples = 1 << 62  # no limit: a block of text is small enough for one thread
 
     def prepare(self, payload: TextBlock) -> TextBlock:
         """Return the block unchanged."""

@@ -10,7 +10,7 @@ struct Tokens {
     int32_t slots;
     int32_t ignore_unknown;
     int32_t lookup_mask;  // entries of the lookup table, less one
-    int32_t label_needed;  // 0: a bad label is NaN, and the row is read all the same
+    int32_t label_needed;  // 0: a bad label is NaN, and the example is read all the same
 };
 
 struct TokenPlan {
@@ -149,10 +149,10 @@ DEVICE int64_t place_tokens(const LineTokens& line, const TokenPlan& plan, int64
     return at;
 }
 
-// Parses `rows` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
-// `text` must be readable 64 bytes past `size`. `ends` gets rows * slots ends of bags, counted from `key_base`. The
+// Parses `examples` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
+// `text` must be readable 64 bytes past `size`. `ends` gets examples * slots ends of bags, counted from `key_base`. The
 // scratch of a line's tokens has room for as many as the block has colons.
-NATIVE(int64_t, data_parse_tokens, const uint8_t* text, int64_t size, int64_t skip, int64_t rows, const void* tokens,
+NATIVE(int64_t, data_parse_tokens, const uint8_t* text, int64_t size, int64_t skip, int64_t examples, const void* tokens,
        const void* slots, const int64_t* least, const uint8_t* small, int64_t buckets, const uint64_t* bucket_keys,
        const uint8_t* names, const int64_t* name_ends, const int32_t* lookup, int64_t key_base, int64_t* places,
        int32_t* token_slots, uint64_t* token_keys, float* token_weights, float* labels, uint64_t* keys, int64_t* ends,
@@ -163,15 +163,15 @@ NATIVE(int64_t, data_parse_tokens, const uint8_t* text, int64_t size, int64_t sk
                        (uint8_t)'\n');
     LineTokens line = {token_slots, token_keys, token_weights, 0};
     int64_t used = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-        int64_t* row_ends = ends + row * plan.tokens.slots;
-        status[row] = read_tokens(&scanner, plan, labels + row, &line);
-        if (!status[row] || labels[row] != labels[row]) {
-            used += place_tokens(line, plan, key_base + used, places, row_ends, keys + used, weights ? weights + used : 0);
+    for (int64_t example = 0; example < examples; ++example) {
+        int64_t* bag_ends = ends + example * plan.tokens.slots;
+        status[example] = read_tokens(&scanner, plan, labels + example, &line);
+        if (!status[example] || labels[example] != labels[example]) {
+            used += place_tokens(line, plan, key_base + used, places, bag_ends, keys + used, weights ? weights + used : 0);
             continue;
         }
-        labels[row] = 0;
-        for (int64_t s = 0; s < plan.tokens.slots; ++s) row_ends[s] = key_base + used;
+        labels[example] = 0;
+        for (int64_t s = 0; s < plan.tokens.slots; ++s) bag_ends[s] = key_base + used;
     }
     return used;
 }

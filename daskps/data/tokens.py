@@ -85,7 +85,7 @@ class TokenParser(text.TextParser):
 
     def most_keys(self, payload: text.TextBlock, part: Part) -> int:
         """Return an upper bound for the number of keys: every key has a colon, and absent slots may get a key."""
-        return text.count_byte(payload.text, payload.size, ord(":")) + part.rows * self._missing_keys
+        return text.count_byte(payload.text, payload.size, ord(":")) + part.examples * self._missing_keys
 
     def parse(self, payload: text.TextBlock, part: Part, out: Piece) -> int:
         """Parse the lines of `part` into `out`. Return the number of keys."""
@@ -94,7 +94,7 @@ class TokenParser(text.TextParser):
             text=payload.text,
             size=payload.size,
             skip=part.first,
-            rows=part.rows,
+            examples=part.examples,
             **self._plan,
             **self._slots.arguments,
             key_base=out.key_base,
@@ -110,9 +110,9 @@ class TokenParser(text.TextParser):
         )
         return int(written)
 
-    def origin(self, file: DataFile, first_row: int) -> Origin:
-        """Return the location of line `first_row` of `file`, for messages."""
-        return Origin(file.url, first_row, unit="line", column_unit="token")
+    def origin(self, file: DataFile, first_example: int) -> Origin:
+        """Return the location of line `first_example` of `file`, for messages."""
+        return Origin(file.url, first_example, unit="line", column_unit="token")
 
 
 def _lookup(names: Sequence[bytes]) -> npt.NDArray[np.int32]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from daskps.build import judge_bad_rows
+from daskps.build import judge_bad_examples
 from daskps.config import Job, TrainSettings, differences
 from daskps.driver.sizing import Sizer
 from daskps.driver.tasks import RETRYABLE, ClusterBackend, Task, Tasks, claim_workers
@@ -503,7 +503,7 @@ class Driver:
             await self._publish(token.snapshot, token.batch, token.stop_step, digests, begun)
         self._sizer.learn(reports)
         read = sum(report.rows_read for report in reports)
-        judge_bad_rows(self._job, self._opened.rows // self._job.train.epochs, read, self.progress.bad_rows)
+        judge_bad_examples(self._job, self._opened.rows // self._job.train.epochs, read, self.progress.bad_rows)
         self._on_progress(self.progress)
 
     # -- boundaries of batches and validations -----------------------------------------------------------------------
@@ -553,7 +553,7 @@ class Driver:
 
     def _position(self, step: int) -> int:
         """Return the global number of the first example of `step`."""
-        return self._opened.steps.rows(step, self._opened.rows)[0]
+        return self._opened.steps.examples(step, self._opened.rows)[0]
 
     def _pass_end(self, step: int) -> int:
         """Return the first step that starts in the next pass over the data."""

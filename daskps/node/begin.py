@@ -196,7 +196,7 @@ REMEDY = (
 def order_before(job: Job, reader: StepReader, position: int) -> dict[str, Any]:
     """Return everything that decides which examples come before `position`, and their contents, for a snapshot."""
     files, synthetic = of_files(reader), job.data.synthetic
-    rows, window = reader.rows // job.train.epochs, job.data.shuffle_window_rows
+    rows, window = reader.examples // job.train.epochs, job.data.shuffle_window_rows
     before = min(position, rows)  # examples of one pass
     # Any example of a shuffled window may have been used: round up to whole windows.
     before = min(-(-before // window) * window, rows) if window else before
@@ -238,7 +238,7 @@ def check_order(job: Job, reader: StepReader, position: int, known: dict[str, An
         wrong.append("shuffle_window_rows")
     if found["rows"] != rows and position > (rows - rows % window if window else rows):
         wrong.append("rows")  # the old end of the pass, or the start of its last window, lies before `position`
-    if wrong and (not accept or set(wrong) - ACCEPTABLE or position > reader.rows):
+    if wrong and (not accept or set(wrong) - ACCEPTABLE or position > reader.examples):
         words = {"files": "other names or numbers of rows of the files", "contents": "other contents of the data"}
         told = "; ".join(words.get(name, f"{name} {known[name]} then, {found[name]} now") for name in wrong)
         raise DataError(

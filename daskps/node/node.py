@@ -141,7 +141,7 @@ class OpenNode:
         readers = [reader for reader in map(build.of_files, (self.training, self.validation)) if reader is not None]
         file_bytes = sum(reader.held_bytes for reader in readers)
         self.reading = InputBudget(
-            *(job, self.features, self.steps), rows=self.training.rows, file_bytes=file_bytes, on_cpu=on_cpu
+            *(job, self.features, self.steps), rows=self.training.examples, file_bytes=file_bytes, on_cpu=on_cpu
         )
         for reader in readers:
             reader.bound(self.reading.batches_bytes)
@@ -177,7 +177,7 @@ class OpenNode:
             self.networks,
             self.metrics,
             self.steps,
-            self.training.rows,
+            self.training.examples,
             job.train.sync_every,
         )
         self.dedup_scratch = Workspace(self.devices[0])
@@ -316,9 +316,9 @@ class OpenNode:
             snapshot=self.snapshot.id if self.snapshot is not None else None,
             batch=draft.batch if draft else -1,
             position=draft.position if draft else 0,
-            rows=self.training.rows,
+            rows=self.training.examples,
             steps=Steps(self.job.train.minibatch_examples),
-            validation_rows=self.validation.rows if self.validation is not None else 0,
+            validation_rows=self.validation.examples if self.validation is not None else 0,
             read_steps=self.reading.steps(),
             metrics=self.metrics_summary(),
             validations=validations_of(draft.progress) if draft else (),
@@ -445,7 +445,7 @@ class OpenNode:
             self.networks[0],
             lambda table, working_set: self.lookup(table, working_set.keys, batch, next(numbers)),
         )
-        for step in range(self.steps.count(self.validation.rows)):
+        for step in range(self.steps.count(self.validation.examples)):
             part, _ = self.validation.read_steps(step, step + 1)
             if part.examples:
                 metrics.update(*countable(part, predictor.logits(part)))
@@ -462,14 +462,14 @@ class OpenNode:
     def begin_batch(self, step: int) -> None:
         """Clear the metrics at the start of a pass: from the second pass on, the examples were trained on before."""
         assert self.training is not None
-        if (number := self._pass_of(self.steps.rows(step, self.training.rows)[0])) != self._pass:
+        if (number := self._pass_of(self.steps.examples(step, self.training.examples)[0])) != self._pass:
             self.metrics.clear()
             self._pass = number
 
     def _pass_of(self, row: int) -> int:
         """Return the pass over the data that contains the example number `row`, counted from 1."""
         assert self.training is not None
-        return row // max(1, self.training.rows // self.job.train.epochs) + 1
+        return row // max(1, self.training.examples // self.job.train.epochs) + 1
 
     def metrics_summary(self) -> dict[str, float]:
         """Return the metrics of the pass so far, on rank 0. In the first pass all examples are new to the model."""

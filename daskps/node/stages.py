@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from daskps.build import rows_read, skipped_rows
+from daskps.build import examples_read, skipped_examples
 from daskps.config import Job
 from daskps.errors import ConfigError, DataError, StaleError
 from daskps.hbm.dedup import by_owner, find_working_set
@@ -356,8 +356,8 @@ def _report(node: OpenNode, flight: NodeBatch, started: float, waited: float) ->
         levels=levels(node, flight),
         metrics=flight.metrics,
         digests=digests,
-        bad_rows=skipped_rows(node.training),
-        rows_read=rows_read(node.training),
+        bad_rows=skipped_examples(node.training),
+        rows_read=examples_read(node.training),
         forecast=_foresee(node, flight),
     )
 
@@ -368,6 +368,6 @@ def _foresee(node: OpenNode, flight: NodeBatch) -> Forecast | None:
     Only the first pass counts: a second pass over the same data brings no new rows.
     """
     assert node.training is not None
-    position = node.steps.rows(flight.token.stop_step, node.training.rows)[0]
-    one_pass = node.training.rows // node.job.train.epochs
+    position = node.steps.examples(flight.token.stop_step, node.training.examples)[0]
+    one_pass = node.training.examples // node.job.train.epochs
     return node.room.foresee(node.rank, position, one_pass, flight, node.tables)

@@ -197,7 +197,7 @@ class Trainer:
 
     def _examples_before(self, step: int) -> int:
         """Return the number of examples of a step that belong to lower ranks."""
-        return self._steps.slice(step, self._rows)[0] - self._steps.rows(step, self._rows)[0]
+        return self._steps.slice(step, self._rows)[0] - self._steps.examples(step, self._rows)[0]
 
 
 def largest_weights(batch: Batch, step_starts: Int64s) -> Floats:

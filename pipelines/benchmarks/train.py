@@ -51,16 +51,16 @@ class Preloaded:
     def __init__(self, batch: Batch, minibatch_examples: int, epochs: int) -> None:
         self._batch, self._epochs = batch, epochs
         self._steps = Steps(minibatch_examples)
-        self.rows = batch.examples * epochs
+        self.examples = batch.examples * epochs
 
     def read_steps(self, first_step: int, last_step: int) -> tuple[Batch, Int64s]:
-        bounds = [self._steps.rows(step, self.rows) for step in range(first_step, last_step)]
+        bounds = [self._steps.examples(step, self.examples) for step in range(first_step, last_step)]
         start = bounds[0][0] % self._batch.examples
         starts = np.cumsum([0, *(stop - begin for begin, stop in bounds)]).astype(np.int64)
         stop, whole = start + int(starts[-1]), self._batch
         first, last = whole.offsets[[start * whole.slots, stop * whole.slots]]
         batch = Batch(
-            first_row=start,
+            first_example=start,
             slots=whole.slots,
             labels=whole.labels[start:stop],
             keys=whole.keys[first:last],
@@ -82,13 +82,13 @@ def batch_of(work: Workload, index: np.ndarray) -> Batch:
     keys = (index + (np.arange(work.slots) * work.slot_keys)[None, :, None]).astype(np.uint64) * ODD
     labels = (np.random.default_rng(7).random(len(index)) < 0.25).astype(np.float32)
     offsets = np.arange(len(index) * work.slots + 1, dtype=np.int64) * index.shape[2]
-    return Batch(first_row=0, slots=work.slots, labels=labels, keys=keys.ravel(), offsets=offsets)
+    return Batch(first_example=0, slots=work.slots, labels=labels, keys=keys.ravel(), offsets=offsets)
 
 
 def joined(first: Batch, second: Batch) -> Batch:
     """The examples of two batches."""
     return Batch(
-        first_row=0,
+        first_example=0,
         slots=first.slots,
         labels=np.concatenate([first.labels, second.labels]),
         keys=np.concatenate([first.keys, second.keys]),

@@ -69,7 +69,7 @@ class FormatContract:
         for block, first, last in parts:
             part = Part(0, block, first, last)
             payload = parser.prepare(file.fetch(block))
-            piece = allocate(part.rows, parser.most_keys(payload, part), parser.shape)
+            piece = allocate(part.examples, parser.most_keys(payload, part), parser.shape)
             piece.used = parser.parse(payload, part, piece)
             assert not piece.status.any()
             batches.append(as_batch(piece, parser.shape, 0))
@@ -77,7 +77,7 @@ class FormatContract:
         return batches
 
     def whole_blocks(self, blocks: FileBlocks) -> list[tuple[int, int, int]]:
-        return [(number, 0, int(size)) for number, size in enumerate(np.diff(blocks.first_rows))]
+        return [(number, 0, int(size)) for number, size in enumerate(np.diff(blocks.first_examples))]
 
     def expect(self, batches: Sequence[Batch], examples: Sequence[Any]) -> None:
         """The batches have exactly these examples: labels, keys in the bags of their slots."""
@@ -101,17 +101,17 @@ class FormatContract:
 
     def test_blocks_cover_all_examples_once_and_in_order(self, tmp_path: Path) -> None:
         format, files = self.opened(tmp_path)
-        assert all(blocks.first_rows[0] == 0 and (np.diff(blocks.first_rows) >= 0).all() for blocks in files)
-        assert sum(blocks.rows for blocks in files) == len(EXAMPLES)
-        assert sum(len(blocks.first_rows) - 1 for blocks in files) > 1, "write more than one block"
+        assert all(blocks.first_examples[0] == 0 and (np.diff(blocks.first_examples) >= 0).all() for blocks in files)
+        assert sum(blocks.examples for blocks in files) == len(EXAMPLES)
+        assert sum(len(blocks.first_examples) - 1 for blocks in files) > 1, "write more than one block"
         self.expect([b for blocks in files for b in self.read(format, blocks, self.whole_blocks(blocks))], EXAMPLES)
 
     def test_every_example_can_be_parsed_alone(self, tmp_path: Path) -> None:
         format, files = self.opened(tmp_path)
         for blocks in files:
             parts = [(number, at, at + 1) for number, _, size in self.whole_blocks(blocks) for at in range(size)]
-            first = sum(other.rows for other in files[: files.index(blocks)])
-            self.expect(self.read(format, blocks, parts), EXAMPLES[first : first + blocks.rows])
+            first = sum(other.examples for other in files[: files.index(blocks)])
+            self.expect(self.read(format, blocks, parts), EXAMPLES[first : first + blocks.examples])
 
     def test_blocks_may_be_fetched_in_any_order_and_again(self, tmp_path: Path) -> None:
         format, files = self.opened(tmp_path)
@@ -126,11 +126,11 @@ class FormatContract:
         format, files = self.opened(tmp_path)
         parser, blocks = format.parser(self.schema, HASH_SEED, [files[0].file]), files[0]
         file = format.open(blocks, self.schema.columns)
-        payload, size = parser.prepare(file.fetch(0)), int(blocks.first_rows[1])
+        payload, size = parser.prepare(file.fetch(0)), int(blocks.first_examples[1])
 
         def parse(at: int) -> list[int]:
             part = Part(0, 0, at % size, size)
-            piece = allocate(part.rows, parser.most_keys(payload, part), parser.shape)
+            piece = allocate(part.examples, parser.most_keys(payload, part), parser.shape)
             return piece.keys[: parser.parse(payload, part, piece)].tolist()
 
         with ThreadPoolExecutor(4) as pool:
@@ -143,7 +143,7 @@ class FormatContract:
             parser = format.parser(self.schema, HASH_SEED, [blocks.file])
             assert parser.shape.slots == len(self.slots)
             assert not parser.shape.fixed, "the examples have different numbers of keys"
-            assert parser.task_rows >= 1
+            assert parser.task_examples >= 1
 
     def test_the_index_says_how_much_to_fetch_at_once(self, tmp_path: Path) -> None:
         format, files = self.opened(tmp_path)

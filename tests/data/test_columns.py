@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskps.data.bad import BadRowPolicy
+from daskps.data.bad import BadExamplePolicy
 from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot
@@ -22,7 +22,7 @@ from daskps.errors import ConfigError, DataError
 from daskps.types import Batch
 from tests.data.text_twins import Row, expect, log_squared, respelled, seed_of
 
-LENIENT = BadRowPolicy("lenient", max_share=1.0)
+LENIENT = BadExamplePolicy("lenient", max_share=1.0)
 TEXT_TYPES = [
     pa.string(),
     pa.large_string(),
@@ -73,10 +73,12 @@ def column(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[pa.Table, Schema, list[Row]]:
-    """A table of single and list columns of drawn types, with its schema and the rows it should give (seed 3)."""
-    rows = draw(st.integers(0, 9))
+    """A table of single and list columns of drawn types, with its schema and the examples it should give (seed 3)."""
+    examples = draw(st.integers(0, 9))
     slots: list[Slot] = []
-    arrays: dict[str, pa.Array] = {"label": pa.array([draw(st.sampled_from([0, 1])) for _ in range(rows)], pa.int8())}
+    arrays: dict[str, pa.Array] = {
+        "label": pa.array([draw(st.sampled_from([0, 1])) for _ in range(examples)], pa.int8())
+    }
     bags: list[list[list[int]]] = []
     for number in range(draw(st.integers(1, 5))):
         integers = draw(st.booleans())
@@ -89,7 +91,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, Schema, list[Row]]:
         slot = Slot(name=f"slot {number}", column=f"c{number}", kind=slot_kind, raw=raw, missing=missing)
         values = column(kind)
         entry = st.none() | (st.lists(values, max_size=3) if many else values)
-        data = draw(st.lists(entry, min_size=rows, max_size=rows))
+        data = draw(st.lists(entry, min_size=examples, max_size=examples))
         arrays[slot.source] = pa.array(data, pa.list_(kind) if many else kind)
         slots.append(slot)
         if many:
@@ -99,7 +101,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, Schema, list[Row]]:
         else:
             bags.append([twin_key(x, slot, 3) for x in data])
     labels = arrays["label"].to_pylist()
-    wanted = [Row(labels[row], [bag[row] for bag in bags], [], []) for row in range(rows)]
+    wanted = [Row(labels[example], [bag[example] for bag in bags], [], []) for example in range(examples)]
     return pa.table(arrays), Schema(tuple(slots)), wanted
 
 
@@ -113,14 +115,14 @@ def test_any_columns_give_the_twins_keys(
     dictionary: bool,
     labels: str,
 ) -> None:
-    table, schema, rows = drawn
+    table, schema, examples = drawn
     if labels != "labelled":
         table = table.drop_columns("label")
         if labels == "as if unlabelled":
             table = table.append_column("label", pa.nulls(len(table), pa.string()))
-        schema, rows = schema.unlabelled(), [replace(row, label=0.0) for row in rows]
+        schema, examples = schema.unlabelled(), [replace(example, label=0.0) for example in examples]
     path = tmp_path_factory.mktemp("table") / "a.parquet"
-    expect(read(path, table, schema, pool, seed=3, row_group_size=group, use_dictionary=dictionary), rows)
+    expect(read(path, table, schema, pool, seed=3, row_group_size=group, use_dictionary=dictionary), examples)
 
 
 def test_a_number_has_one_key_whether_it_is_an_integer_or_text(tmp_path: Path, pool: ComputePool) -> None:
@@ -174,19 +176,19 @@ def test_dense_features_and_weights_come_from_their_columns(tmp_path: Path, pool
 
 
 BAD_TABLES: list[tuple[dict[str, Any], str, Sequence[int]]] = [
-    ({"label": [1, 2, None, 0]}, "row 2, column 1 .label.: the label is not 0 or 1", [1, 2]),
-    ({"price": [1.0, float("inf"), float("nan"), None]}, "row 2, column .* .price.: number out of range", [1, 2]),
-    ({"ids": [[1], [2, None], [], None]}, "row 2, column .* .ids.: a missing value", [1]),
-    ({"n": [1.0, None, 2.5, float("nan")]}, "row 3, column .* .n.: not an integer", [2]),
-    ({"n": [1.0, 2.0**53, 3.0, 4.0]}, "row 2, column .* .n.: number out of range", [1]),
-    ({"n": pa.array([1, 2**63, 2, 3], pa.uint64())}, "row 2, column .* .n.: number out of range", [1]),
-    ({"scores": [[1.0], [1.0], [], []]}, "row 2, column .* .scores.: keys and weights differ in number", [1]),
-    ({"w": [1.0, -1.0, None, 1.0]}, "row 2, column .* .w.: a negative example weight", [1, 2]),
+    ({"label": [1, 2, None, 0]}, "example 2, column 1 .label.: the label is not 0 or 1", [1, 2]),
+    ({"price": [1.0, float("inf"), float("nan"), None]}, "example 2, column .* .price.: number out of range", [1, 2]),
+    ({"ids": [[1], [2, None], [], None]}, "example 2, column .* .ids.: a missing value", [1]),
+    ({"n": [1.0, None, 2.5, float("nan")]}, "example 3, column .* .n.: not an integer", [2]),
+    ({"n": [1.0, 2.0**53, 3.0, 4.0]}, "example 2, column .* .n.: number out of range", [1]),
+    ({"n": pa.array([1, 2**63, 2, 3], pa.uint64())}, "example 2, column .* .n.: number out of range", [1]),
+    ({"scores": [[1.0], [1.0], [], []]}, "example 2, column .* .scores.: keys and weights differ in number", [1]),
+    ({"w": [1.0, -1.0, None, 1.0]}, "example 2, column .* .w.: a negative example weight", [1, 2]),
 ]
 
 
 @pytest.mark.parametrize(("change", "words", "bad"), BAD_TABLES, ids=[next(iter(case[0])) for case in BAD_TABLES])
-def test_a_bad_row_is_named_or_skipped(
+def test_a_bad_example_is_named_or_skipped(
     tmp_path: Path, pool: ComputePool, change: dict[str, Any], words: str, bad: Sequence[int]
 ) -> None:
     schema = Schema(
@@ -202,17 +204,17 @@ def test_a_bad_row_is_named_or_skipped(
     columns |= {"n": [1, 2, 3, 4], "price": [1.0, 2.0, 3.0, 4.0], "w": [1.0] * 4} | change
     table = pa.table(columns)
     batch = read(tmp_path / "a.parquet", table, schema, pool)
-    for row in range(4):
-        keys = batch.offsets[2 * row + 2] - batch.offsets[2 * row]
-        assert (row in bad) == (keys == 0)
+    for example in range(4):
+        keys = batch.offsets[2 * example + 2] - batch.offsets[2 * example]
+        assert (example in bad) == (keys == 0)
         assert batch.example_weights is not None
-        assert (row in bad) == (batch.example_weights[row] == 0)
+        assert (example in bad) == (batch.example_weights[example] == 0)
     source = Source([str(tmp_path / "a.parquet")], Parquet(), schema)
     with source.open(source.index(), pool) as reader, pytest.raises(DataError, match=words):
         reader.read(0, 4)
 
 
-def test_a_bad_row_among_rows_of_one_key_each_has_none(tmp_path: Path, pool: ComputePool) -> None:
+def test_a_bad_example_among_examples_of_one_key_each_has_none(tmp_path: Path, pool: ComputePool) -> None:
     table = pa.table({"label": [1, 5, 0], "a": ["x", "y", "z"], "b": [1, 2, 3]})
     batch = read(tmp_path / "a.parquet", table, Schema((Slot(name="a"), Slot(name="b"))), pool)
     assert batch.offsets.tolist() == [0, 1, 2, 2, 2, 3, 4]

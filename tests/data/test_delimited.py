@@ -1,4 +1,4 @@
-"""Delimited text is read as a plain Python twin reads it, good rows and bad ones, wherever blocks are cut."""
+"""Delimited text is read as a plain Python twin reads it, good examples and bad ones, wherever blocks are cut."""
 
 from pathlib import Path
 
@@ -36,18 +36,18 @@ COLUMNS = ("u", "unused", "count", "click", "id", "tags", "price", "ids", "weigh
 
 
 def twin_rows(text: bytes, schema: Schema, columns: list[str], delimiter: bytes, seed: int) -> list[Row | BadLineError]:
-    rows: list[Row | BadLineError] = []
+    examples: list[Row | BadLineError] = []
     for line in lines_of(text):
         try:
-            rows.append(delimited_row(line, schema, list(columns), delimiter, seed))
+            examples.append(delimited_row(line, schema, list(columns), delimiter, seed))
         except BadLineError as bad:
-            rows.append(bad)
-    return rows
+            examples.append(bad)
+    return examples
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_criteo_rows_are_read_as_the_twin_reads_them(
+def test_criteo_examples_are_read_as_the_twin_reads_them(
     tmp_path: Path, pool: ComputePool, block_bytes: int, end: bytes
 ) -> None:
     text = criteo_text(200).replace(b"\n", end)
@@ -56,7 +56,7 @@ def test_criteo_rows_are_read_as_the_twin_reads_them(
     check(path, text, source, twin_rows(text, source.schema, CRITEO_COLUMNS, b"\t", 5), pool)
 
 
-def test_criteo_rows_without_labels_have_one_column_less(tmp_path: Path, pool: ComputePool) -> None:
+def test_criteo_examples_without_labels_have_one_column_less(tmp_path: Path, pool: ComputePool) -> None:
     labelled = criteo_text(200)
     text = b"".join(line.partition(b"\t")[2] for line in labelled.splitlines(keepends=True))
     path, schema = tmp_path / "test.txt", criteo_schema().unlabelled()
@@ -97,17 +97,17 @@ good = st.tuples(
 @st.composite
 def line(draw: st.DrawFn) -> list[bytes]:
     """A good line, mostly, with some of its fields replaced or a field too many."""
-    row = draw(good)
+    example = draw(good)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
-        row[draw(st.integers(0, len(row) - 1))] = draw(fields)
+        example[draw(st.integers(0, len(example) - 1))] = draw(fields)
     if draw(st.integers(0, 9)) == 0:
-        row = draw(st.lists(fields, max_size=12))
-    return row
+        example = draw(st.lists(fields, max_size=12))
+    return example
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    rows=st.lists(line(), max_size=12),
+    examples=st.lists(line(), max_size=12),
     delimiter=st.sampled_from([b"\t", b","]),
     end=st.sampled_from([b"\n", b"\r\n"]),
     last_end=st.booleans(),
@@ -121,7 +121,7 @@ def line(draw: st.DrawFn) -> list[bytes]:
 def test_any_bytes_are_read_as_the_twin_reads_them(
     tmp_path_factory: pytest.TempPathFactory,
     pool: ComputePool,
-    rows: list[list[bytes]],
+    examples: list[list[bytes]],
     delimiter: bytes,
     end: bytes,
     last_end: bool,
@@ -129,8 +129,8 @@ def test_any_bytes_are_read_as_the_twin_reads_them(
     seed: int,
     schema: Schema,
 ) -> None:
-    text = end.join(delimiter.join(row) for row in rows) + (end if last_end else b"")
-    path = tmp_path_factory.mktemp("fuzz") / "rows.txt"
+    text = end.join(delimiter.join(example) for example in examples) + (end if last_end else b"")
+    path = tmp_path_factory.mktemp("fuzz") / "examples.txt"
     source = Source(
         [str(path)], Delimited(delimiter.decode(), COLUMNS, block_bytes=block_bytes), schema, hash_seed=seed
     )
@@ -169,14 +169,14 @@ def test_a_header_names_the_columns_and_a_byte_order_mark_is_not_data(tmp_path: 
     (tmp_path / "2.csv").write_bytes(b"item,label\n")
     source = Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item"),)))
     index = source.index()
-    assert [blocks.rows for blocks in index.files] == [2, 2, 0]
+    assert [blocks.examples for blocks in index.files] == [2, 2, 0]
     with source.open(index, pool) as reader:
         batch = reader.read(0, 4)
     assert batch.labels.tolist() == [1, 0, 1, 0]
     assert batch.keys[:2].tolist() == batch.keys[2:].tolist()
 
 
-def test_the_line_of_a_bad_row_counts_the_header(tmp_path: Path, pool: ComputePool) -> None:
+def test_the_line_of_a_bad_example_counts_the_header(tmp_path: Path, pool: ComputePool) -> None:
     (tmp_path / "a.csv").write_bytes(b"item,label\na,1\nb,7\n")
     source = Source([str(tmp_path)], Delimited(","), Schema((Slot(name="item"),)))
     with (
@@ -219,8 +219,8 @@ def test_a_separator_that_is_the_delimiter_is_refused(tmp_path: Path) -> None:
 
 
 def test_dense_integers_are_log_scaled(tmp_path: Path, pool: ComputePool) -> None:
-    row = ["1", "7", "-3", ""] + ["0"] * 10 + ["a"] * 26
-    (tmp_path / "a.tsv").write_text("\t".join(row) + "\n")
+    example = ["1", "7", "-3", ""] + ["0"] * 10 + ["a"] * 26
+    (tmp_path / "a.tsv").write_text("\t".join(example) + "\n")
     source = Source([str(tmp_path)], criteo(), criteo_schema(dense_integers=True))
     with source.open(source.index(), pool) as reader:
         batch = reader.read(0, 1)

@@ -1,4 +1,4 @@
-"""What tells the rows before a position from others: not where files are, nor how they are read; only what they say."""
+"""A digest of the examples before a position depends on what they say, not on where files are or how they are read."""
 
 import gzip
 import itertools
@@ -29,9 +29,9 @@ LINES = st.lists(st.sampled_from([b"0,x", b"1,y", b"0," + b"long" * 20, b"1,\r",
 NUMBERS = itertools.count()
 
 
-def digest(source: Source, row: int) -> str:
+def digest(source: Source, example: int) -> str:
     with source.open(source.index(), POOL) as reader:
-        return reader.data_before(row)
+        return reader.data_before(example)
 
 
 def write(folder: Path, lines: list[bytes], compressed: bool, end: bytes = b"\n") -> Source:
@@ -48,23 +48,23 @@ def blocks(source: Source, block_bytes: int) -> Source:
 
 @settings(max_examples=60, deadline=None)
 @given(LINES, st.data(), st.booleans())
-def test_the_digest_of_text_is_that_of_the_lines_before_the_row_and_of_nothing_else(
+def test_the_digest_of_text_is_that_of_the_lines_before_the_example_and_of_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], data: Any, compressed: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("text")
-    row = data.draw(st.integers(1, len(lines)))
+    example = data.draw(st.integers(1, len(lines)))
     then = write(folder, lines, compressed)
-    wanted = digest(then, row)
+    wanted = digest(then, example)
     sizes = data.draw(st.lists(st.integers(8, 300), min_size=1, max_size=3))
-    assert {digest(blocks(then, size), row) for size in sizes} == {wanted}
+    assert {digest(blocks(then, size), example) for size in sizes} == {wanted}
     behind = data.draw(LINES)
-    assert digest(write(folder, [*lines[:row], *behind], not compressed, b""), row) == wanted
-    changed = data.draw(st.integers(0, row - 1))
+    assert digest(write(folder, [*lines[:example], *behind], not compressed, b""), example) == wanted
+    changed = data.draw(st.integers(0, example - 1))
     other = [*lines[:changed], lines[changed] + b"!", *lines[changed + 1 :]]
-    assert digest(blocks(write(folder, other, compressed), sizes[0]), row) != wanted
-    if row > 1 and lines[0] != lines[row - 1]:  # nor may they change places
-        swapped = [lines[row - 1], *lines[1 : row - 1], lines[0], *lines[row:]]
-        assert digest(write(folder, swapped, compressed), row) != wanted
+    assert digest(blocks(write(folder, other, compressed), sizes[0]), example) != wanted
+    if example > 1 and lines[0] != lines[example - 1]:  # nor may they change places
+        swapped = [lines[example - 1], *lines[1 : example - 1], lines[0], *lines[example:]]
+        assert digest(write(folder, swapped, compressed), example) != wanted
 
 
 def test_the_header_is_part_of_what_is_before(tmp_path: Path) -> None:
@@ -84,15 +84,15 @@ def test_a_byte_order_mark_is_none(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
-def test_all_files_before_the_row_count_and_none_behind(tmp_path: Path) -> None:
+def test_all_files_before_the_example_count_and_none_behind(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.csv").write_bytes(HEADER + name.encode().join([b"0,", b"\n1,", b"\n"]))
     source = Source([str(tmp_path)], Delimited(","), SCHEMA)
-    then = {row: digest(source, row) for row in range(1, 7)}
+    then = {example: digest(source, example) for example in range(1, 7)}
     assert len(set(then.values())) == 6
     (tmp_path / "b.csv").write_bytes(HEADER + b"0,b\n1,B\n")
-    now = {row: digest(source, row) for row in range(1, 7)}
-    assert [row for row in then if then[row] == now[row]] == [1, 2, 3]
+    now = {example: digest(source, example) for example in range(1, 7)}
+    assert [example for example in then if then[example] == now[example]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("format", [Delimited(","), Parquet()])
@@ -133,18 +133,18 @@ def test_a_frame_counts_by_where_its_partitions_begin() -> None:
     assert len({of(3, 4, 5), of(2, 5, 5), of(5, 7)}) == 3
 
 
-def test_blank_lines_at_the_end_of_a_file_are_no_rows(tmp_path: Path) -> None:
+def test_blank_lines_at_the_end_of_a_file_are_no_examples(tmp_path: Path) -> None:
     for end in (b"", b"\n", b"\n\n", b"\r\n\r\n", b"\n\n\r\n\n"):
         for block_bytes in (9, 12, 1 << 20):
             path = tmp_path / "a.csv"
             path.write_bytes(HEADER + b"0,x\n1,y" + end)
             source = Source([str(path)], Delimited(",", block_bytes=block_bytes), SCHEMA)
             with source.open(source.index(), POOL) as reader:
-                assert reader.rows == 2
+                assert reader.examples == 2
                 assert reader.read(0, 2).labels.tolist() == [0, 1]
                 if b"\r" not in end:
                     assert reader.data_before(2) == digest(write(tmp_path, [b"0,x", b"1,y"], False), 2)
     path.write_bytes(HEADER + b"\n\n")
-    assert source.index().rows == 0
+    assert source.index().examples == 0
     path.write_bytes(HEADER + b"0,x\n\n1,y\n")
-    assert source.index().rows == 3  # in between they are, and bad ones
+    assert source.index().examples == 3  # in between they are, and bad ones

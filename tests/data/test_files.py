@@ -30,7 +30,7 @@ def read_all(urls: list[str], pool: ComputePool, block_bytes: int = 3000) -> Bat
     source = Source(urls, criteo(block_bytes), criteo_schema())
     index = source.index(threads=2)
     with source.open(index, pool) as reader:
-        return reader.read(0, index.rows)
+        return reader.read(0, index.examples)
 
 
 def same(left: Batch, right: Batch) -> None:
@@ -85,7 +85,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["empty.tsv", "empty.tsv.gz", "empty.tsv.zst"])
-def test_an_empty_file_has_no_rows(tmp_path: Path, pool: ComputePool, wanted: Batch, name: str) -> None:
+def test_an_empty_file_has_no_examples(tmp_path: Path, pool: ComputePool, wanted: Batch, name: str) -> None:
     kind = name.rsplit(".", 1)[-1]
     (tmp_path / name).write_bytes(b"" if kind == "tsv" else compress(b"", kind))
     (tmp_path / "full.tsv").write_bytes(criteo_text(300))

@@ -1,4 +1,4 @@
-"""A Dask DataFrame is read by partitions, with and without a cluster, and gives what the same rows give as Parquet."""
+"""A Dask DataFrame is read by partitions, with and without a cluster, into the batches of the same Parquet files."""
 
 from pathlib import Path
 
@@ -24,24 +24,24 @@ SCHEMA = Schema(
 )
 
 
-def pandas_frame(rows: int) -> pd.DataFrame:
+def pandas_frame(examples: int) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     return pd.DataFrame(
         {
-            "y": rng.integers(0, 2, rows),
-            "user": rng.integers(0, 50, rows),
-            "n": np.where(rng.random(rows) < 0.2, np.nan, rng.integers(0, 99, rows)),
-            "words": [[f"w{i}" for i in range(k)] for k in rng.integers(0, 4, rows)],
-            "shop": pd.Categorical(rng.choice(["a", "b", None], rows)),
-            "price": rng.random(rows),
-            "unused": rng.random(rows),
+            "y": rng.integers(0, 2, examples),
+            "user": rng.integers(0, 50, examples),
+            "n": np.where(rng.random(examples) < 0.2, np.nan, rng.integers(0, 99, examples)),
+            "words": [[f"w{i}" for i in range(k)] for k in rng.integers(0, 4, examples)],
+            "shop": pd.Categorical(rng.choice(["a", "b", None], examples)),
+            "price": rng.random(examples),
+            "unused": rng.random(examples),
         }
     )
 
 
-def dask_frame(rows: pd.DataFrame, partitions: int) -> dd.DataFrame:
+def dask_frame(examples: pd.DataFrame, partitions: int) -> dd.DataFrame:
     with dask.config.set({"dataframe.convert-string": False}):  # else lists become text
-        return dd.from_pandas(rows, npartitions=partitions, sort=False)
+        return dd.from_pandas(examples, npartitions=partitions, sort=False)
 
 
 def same(left: Batch, right: Batch) -> None:
@@ -49,19 +49,19 @@ def same(left: Batch, right: Batch) -> None:
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
 
 
-def parquet_batch(path: Path, rows: pd.DataFrame, pool: ComputePool) -> Batch:
-    rows.to_parquet(path)
+def parquet_batch(path: Path, examples: pd.DataFrame, pool: ComputePool) -> Batch:
+    examples.to_parquet(path)
     source = Source([str(path)], Parquet(), SCHEMA, 9)
     with source.open(source.index(), pool) as reader:
-        return reader.read(0, len(rows))
+        return reader.read(0, len(examples))
 
 
-def test_partitions_give_what_the_same_rows_give_as_parquet(tmp_path: Path, pool: ComputePool) -> None:
-    rows = pandas_frame(100)
-    wanted = parquet_batch(tmp_path / "a.parquet", rows, pool)
-    source = frame_source(dask_frame(rows, 7), SCHEMA, 9)
+def test_partitions_give_what_the_same_examples_give_as_parquet(tmp_path: Path, pool: ComputePool) -> None:
+    examples = pandas_frame(100)
+    wanted = parquet_batch(tmp_path / "a.parquet", examples, pool)
+    source = frame_source(dask_frame(examples, 7), SCHEMA, 9)
     index = source.index()
-    assert index.rows == 100
+    assert index.examples == 100
     with source.open(index, pool) as reader:
         same(reader.read(0, 100), wanted)
         same(reader.read(37, 61), wanted.slice(37, 61))
@@ -69,14 +69,14 @@ def test_partitions_give_what_the_same_rows_give_as_parquet(tmp_path: Path, pool
 
 def test_a_persisted_frame_is_read_from_the_workers_that_hold_it(tmp_path: Path, pool: ComputePool) -> None:
     """Inside a task there is no default client, as in a worker of its own; workers in this process need no start."""
-    rows = pandas_frame(60)
-    wanted = parquet_batch(tmp_path / "a.parquet", rows, pool)
+    examples = pandas_frame(60)
+    wanted = parquet_batch(tmp_path / "a.parquet", examples, pool)
     with (
         LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         with client.as_current():
-            source = frame_source(client.persist(dask_frame(rows, 4)), SCHEMA, 9)
+            source = frame_source(client.persist(dask_frame(examples, 4)), SCHEMA, 9)
             index = source.index()
             with source.open(index, pool) as reader:
                 same(reader.read(10, 50), wanted.slice(10, 50))
@@ -98,7 +98,10 @@ def test_a_frame_that_changes_is_refused(pool: ComputePool) -> None:
     frame = dask_frame(pandas_frame(10), 2)
     source = frame_source(frame, SCHEMA)
     longer = frame_source(dask_frame(pandas_frame(12), 2), SCHEMA)
-    with longer.open(source.index(), pool) as reader, pytest.raises(DataError, match="partition 0 has 6 rows, but 5"):
+    with (
+        longer.open(source.index(), pool) as reader,
+        pytest.raises(DataError, match="partition 0 has 6 examples, but 5"),
+    ):
         reader.read(0, 10)
 
 

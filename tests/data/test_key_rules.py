@@ -45,8 +45,8 @@ COLUMNS = {
     "category": (TEXTS, lambda values: pd.Series(values, dtype="category")),
 }
 FRAMES = st.integers(1, 30).flatmap(
-    lambda rows: st.fixed_dictionaries(
-        {name: st.lists(values, min_size=rows, max_size=rows) for name, (values, _) in COLUMNS.items()}
+    lambda examples: st.fixed_dictionaries(
+        {name: st.lists(values, min_size=examples, max_size=examples) for name, (values, _) in COLUMNS.items()}
     )
 )
 
@@ -55,7 +55,7 @@ def keys_of(paths: list[Path], format: Format, schema: Schema) -> np.ndarray[Any
     with ComputePool(1) as pool:
         source = Source([str(path) for path in paths], format, schema)
         with source.open(source.index(), pool) as reader:
-            return reader.read(0, reader.rows).keys.copy()
+            return reader.read(0, reader.examples).keys.copy()
 
 
 @settings(max_examples=50, deadline=None)
@@ -113,7 +113,7 @@ def test_floats_that_are_rounded_as_text_are_no_keys(tmp_path: Path) -> None:
     for values, limit in ((np.float32([2**24 - 1, 2**24]), 2**24), (np.float64([2**53 - 1, 2**53]), 2**53)):
         table = pa.table({"a": values})
         assert frame_batch(table[:1], schema, 0).keys[0] == key_of(limit - 1, Slot(name="a"))
-        with pytest.raises(DataError, match="row 2, column 1 \\(a\\): number out of range"):
+        with pytest.raises(DataError, match="example 2, column 1 \\(a\\): number out of range"):
             frame_batch(table, schema, 0)
     then = Schema((Slot(name="a"),), key_rule=1)
     assert frame_batch(pa.table({"a": np.float32([2**24])}), then, 0).keys[0] == key_of(2**24, Slot(name="a"))

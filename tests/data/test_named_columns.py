@@ -130,4 +130,4 @@ def test_a_file_that_is_no_text_is_named_without_its_bytes(
 
 def test_the_case_of_an_extension_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "a.csv.GZ").write_bytes(gzip.compress(b"label,a\n0,x\n"))
-    assert Source([str(tmp_path / "a.csv.GZ")], Delimited(","), SCHEMA).index().rows == 1
+    assert Source([str(tmp_path / "a.csv.GZ")], Delimited(","), SCHEMA).index().examples == 1

@@ -1,4 +1,4 @@
-"""Steps, slices and shuffled windows: every row once, in an order that no machine and no number of nodes changes."""
+"""Steps, slices and shuffled windows: every example once, in an order that is the same for any number of nodes."""
 
 import itertools
 
@@ -15,26 +15,26 @@ GOLDEN = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
 
 
-def twin_permutation(seed: int, epoch: int, window: int, rows: int) -> list[int]:
+def twin_permutation(seed: int, epoch: int, window: int, examples: int) -> list[int]:
     """Fisher-Yates in plain Python."""
     base = mix64(seed ^ mix64(epoch ^ mix64(window + 1)))
-    order = list(range(rows))
-    for i in range(rows - 1, 0, -1):
+    order = list(range(examples))
+    for i in range(examples - 1, 0, -1):
         j = (mix64((base + i * GOLDEN) & MASK) * (i + 1)) >> 64
         order[i], order[j] = order[j], order[i]
     return order
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.integers(0, 10**9), st.integers(0, 300))
-def test_a_permutation_is_the_twins(seed: int, epoch: int, window: int, rows: int) -> None:
-    order = Order(shuffle_rows=300, seed=seed).permutation(epoch, window, rows)
-    assert order.tolist() == twin_permutation(seed, epoch, window, rows)
-    assert sorted(order.tolist()) == list(range(rows))
+def test_a_permutation_is_the_twins(seed: int, epoch: int, window: int, examples: int) -> None:
+    order = Order(window_examples=300, seed=seed).permutation(epoch, window, examples)
+    assert order.tolist() == twin_permutation(seed, epoch, window, examples)
+    assert sorted(order.tolist()) == list(range(examples))
 
 
 def test_a_golden_permutation() -> None:
     """Never change this: resumed runs depend on it."""
-    assert Order(shuffle_rows=10, seed=1).permutation(2, 3, 10).tolist() == [7, 2, 3, 1, 4, 9, 8, 6, 5, 0]
+    assert Order(window_examples=10, seed=1).permutation(2, 3, 10).tolist() == [7, 2, 3, 1, 4, 9, 8, 6, 5, 0]
 
 
 def test_seed_epoch_and_window_each_give_another_permutation() -> None:
@@ -43,7 +43,7 @@ def test_seed_epoch_and_window_each_give_another_permutation() -> None:
 
 
 def test_places_are_uniform() -> None:
-    """Where row 0 of a window of 10 lands, over 5,000 windows: chi-square with 9 degrees of freedom, p > 1e-6."""
+    """Where example 0 of a window of 10 lands, over 5,000 windows: chi-square with 9 degrees of freedom, p > 1e-6."""
     places = [int(np.flatnonzero(Order(seed=5).permutation(0, window, 10) == 0)[0]) for window in range(5000)]
     counts = np.bincount(places, minlength=10)
     assert ((counts - 500) ** 2 / 500).sum() < 48
@@ -66,21 +66,21 @@ def test_parts_are_whole_blocks_and_nearly_equal(examples: int, parts: int, bloc
     block=st.integers(1, 100),
     origin=st.integers(0, 3200),
 )
-def test_the_slices_of_all_nodes_are_the_rows_of_the_data(
+def test_the_slices_of_all_nodes_are_the_examples_of_the_data(
     total: int, minibatch: int, nodes: int, block: int, origin: int
 ) -> None:
-    ranks = [Steps(minibatch, nodes, rank, block_examples=block, origin_row=origin) for rank in range(nodes)]
+    ranks = [Steps(minibatch, nodes, rank, block_examples=block, origin=origin) for rank in range(nodes)]
     steps = ranks[0].count(total)
-    assert all(start < stop for start, stop in (ranks[0].rows(step, total) for step in range(steps)))
-    rows = [row for step in range(steps) for rank in ranks for row in range(*rank.slice(step, total))]
-    assert rows == list(range(origin, total))
+    assert all(start < stop for start, stop in (ranks[0].examples(step, total) for step in range(steps)))
+    examples = [example for step in range(steps) for rank in ranks for example in range(*rank.slice(step, total))]
+    assert examples == list(range(origin, total))
 
 
 def test_devices_cut_a_slice_as_nodes_cut_a_step() -> None:
     assert Steps(1000, devices=3, block_examples=100).device_starts(750) == [0, 200, 500, 750]
 
 
-@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"rank": 2, "nodes": 2}, {"block_examples": 0}, {"origin_row": -1}])
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"rank": 2, "nodes": 2}, {"block_examples": 0}, {"origin": -1}])
 def test_impossible_steps_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="steps need"):
         Steps(**({"minibatch_examples": 8} | wrong))
@@ -88,6 +88,6 @@ def test_impossible_steps_are_refused(wrong: dict[str, int]) -> None:
 
 def test_a_run_goes_on_at_the_start_of_a_step_or_at_the_end_of_the_data() -> None:
     steps = Steps(300)
-    assert [steps.step_at(row, 1_000) for row in (0, 300, 900, 1_000)] == [0, 1, 3, 4]
-    with pytest.raises(DataError, match=r"row 1000, .* step of 300 examples; .*\(start_from\)"):
+    assert [steps.step_at(example, 1_000) for example in (0, 300, 900, 1_000)] == [0, 1, 3, 4]
+    with pytest.raises(DataError, match=r"example 1000, where no step of 300 examples .*\(start_from\)"):
         steps.step_at(1_000, 2_000)

@@ -61,7 +61,7 @@ def dense_twin(matrix: list[list[Fraction]], osrp: Osrp) -> np.ndarray:
 def make_batch(bags: list[list[tuple[int, float]]], slots: int = 1, weighted: bool = True) -> Batch:
     flat = [pair for bag in bags for pair in bag]
     return Batch(
-        first_row=70,
+        first_example=70,
         slots=slots,
         labels=np.arange(len(bags) // slots, dtype=np.float32) % 2,
         keys=np.array([key for key, _ in flat], np.uint64),
@@ -116,7 +116,7 @@ def random_batch(examples: int, slots: int, weighted: bool, seed: int = 0) -> Ba
     random = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(random.integers(0, 30, examples * slots))])
     return Batch(
-        first_row=5,
+        first_example=5,
         slots=slots,
         labels=random.integers(0, 2, examples).astype(np.float32),
         keys=random.integers(0, 2**64, offsets[-1], np.uint64),
@@ -153,7 +153,7 @@ def test_threads_ranges_and_key_order_do_not_change_a_bit(weighted: bool, per_sl
 def test_what_is_not_hashed_is_passed_on() -> None:
     batch = random_batch(20, 3, True)
     hashed = Osrp(50).apply(batch)
-    assert (hashed.first_row, hashed.slots, hashed.examples) == (5, 1, 20)
+    assert (hashed.first_example, hashed.slots, hashed.examples) == (5, 1, 20)
     assert hashed.labels is batch.labels
     assert hashed.dense is batch.dense
     assert hashed.example_weights is batch.example_weights
@@ -214,12 +214,12 @@ def test_an_empty_batch_stays_empty(pool: ComputePool) -> None:
 
 def test_a_key_that_is_no_column_is_named(pool: ComputePool) -> None:
     batch = make_batch([[(1, 1.0)], [(2, 1.0)], [(3, 1.0)], [(4, 1.0), (10, 1.0)]], slots=2)
-    with pytest.raises(DataError, match="key 10 in slot 1 of row 71 is no column of 10; declare more"):
+    with pytest.raises(DataError, match="key 10 in slot 1 of example 71 is no column of 10; declare more"):
         Osrp(4, columns=10).apply(batch, pool)
 
 
 def test_a_weight_that_is_no_number_is_named() -> None:
-    with pytest.raises(DataError, match="the weight of key 2 in slot 0 of row 71 is nan"):
+    with pytest.raises(DataError, match="the weight of key 2 in slot 0 of example 71 is nan"):
         Osrp(4).apply(make_batch([[(1, 1.0)], [(2, math.nan)]]))
 
 

@@ -1,4 +1,4 @@
-"""Any range, in any order, by any number of nodes, through any number of epochs: the rows are the rows."""
+"""Any range, in any order, by any number of nodes, through any number of epochs: the examples are the examples."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,15 +77,15 @@ WRITERS = {"plain": write_criteo, "gzip": write_gzip, "parquet": write_parquet, 
 
 @pytest.fixture(scope="module", params=list(WRITERS))
 def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Batch]:
-    """A source, and all its rows as one batch."""
+    """A source, and all its examples as one batch."""
     source = WRITERS[request.param](tmp_path_factory.mktemp(request.param))
     index = source.index()
-    assert index.rows == ROWS
+    assert index.examples == ROWS
     with ComputePool(1) as pool, source.open(index, pool) as reader:
         return source, reader.read(0, ROWS)
 
 
-def test_text_compressed_text_and_parquet_of_the_same_rows_give_the_same_batch(
+def test_text_compressed_text_and_parquet_of_the_same_examples_give_the_same_batch(
     tmp_path: Path, pool: ComputePool
 ) -> None:
     batches = []
@@ -111,19 +111,19 @@ def test_any_range_in_any_order_is_that_slice_of_the_whole(data: tuple[Source, B
             for start, size in wanted:
                 stop = min(start + size, ROWS)
                 batch = reader.read(start, stop)
-                assert batch.first_row == start
+                assert batch.first_example == start
                 same(batch, whole.slice(start, stop))
 
         check()
 
 
-@pytest.mark.parametrize("order", [Order(2), Order(2, shuffle_rows=64, seed=4)], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("order", [Order(2), Order(2, window_examples=64, seed=4)], ids=["in order", "shuffled"])
 def test_nodes_together_read_what_one_node_reads(data: tuple[Source, Batch], pool: ComputePool, order: Order) -> None:
     source, _ = data
     index = source.index()
     one = Steps(90, block_examples=16)
     with source.open(index, pool, order, one) as reader:
-        steps = one.count(reader.rows)
+        steps = one.count(reader.examples)
         assert steps == 12
         whole, starts = reader.read_steps(0, steps)
         assert starts.tolist() == [*range(0, 1000, 90), 1000]
@@ -135,7 +135,7 @@ def test_nodes_together_read_what_one_node_reads(data: tuple[Source, Batch], poo
                 batch, starts = reader.read_steps(first, last)
                 for step in range(first, last):
                     begin, end = starts[step - first : step - first + 2].tolist()
-                    cut = replace(one, nodes=3, rank=rank).slice(step, reader.rows)[0] - step * 90
+                    cut = replace(one, nodes=3, rank=rank).slice(step, reader.examples)[0] - step * 90
                     assert cut % 16 == 0 or begin == end
                     parts[step].append(batch.slice(begin, end))
     same(concatenate([part for step in range(steps) for part in parts[step]], 0), whole)
@@ -145,10 +145,10 @@ def test_a_run_that_stops_anywhere_goes_on_exactly_with_other_steps_and_nodes(
     data: tuple[Source, Batch], pool: ComputePool
 ) -> None:
     source, _ = data
-    index, order = source.index(), Order(3, shuffle_rows=100, seed=1)
+    index, order = source.index(), Order(3, window_examples=100, seed=1)
     with source.open(index, pool, order) as reader:
         whole = reader.read(0, 3 * ROWS)
-    steps = Steps(40, nodes=2, block_examples=8, origin_row=777)
+    steps = Steps(40, nodes=2, block_examples=8, origin=777)
     rest = []
     readers = [source.open(index, pool, order, replace(steps, rank=rank)) for rank in range(2)]
     for step in range(steps.count(3 * ROWS)):
@@ -158,11 +158,11 @@ def test_a_run_that_stops_anywhere_goes_on_exactly_with_other_steps_and_nodes(
     same(concatenate(rest, 777), whole.slice(777, 3 * ROWS))
 
 
-def test_shuffling_permutes_the_rows_of_every_window_and_no_others(
+def test_shuffling_permutes_the_examples_of_every_window_and_no_others(
     data: tuple[Source, Batch], pool: ComputePool
 ) -> None:
     source, whole = data
-    order = Order(2, shuffle_rows=128, seed=9)
+    order = Order(2, window_examples=128, seed=9)
     with source.open(source.index(), pool, order) as reader:
         shuffled = reader.read(0, 2 * ROWS)
     for epoch in range(2):
@@ -170,18 +170,18 @@ def test_shuffling_permutes_the_rows_of_every_window_and_no_others(
             begin, end = window * 128, min((window + 1) * 128, ROWS)
             permutation = order.permutation(epoch, window, end - begin)
             for place in (0, 1, 17, end - begin - 1):
-                row, at = begin + int(permutation[place]), epoch * ROWS + begin + place
-                same(shuffled.slice(at, at + 1), whole.slice(row, row + 1))
+                example, at = begin + int(permutation[place]), epoch * ROWS + begin + place
+                same(shuffled.slice(at, at + 1), whole.slice(example, example + 1))
     epochs = [shuffled.slice(0, ROWS), shuffled.slice(ROWS, 2 * ROWS)]
     assert not np.array_equal(epochs[0].labels, epochs[1].labels)
     assert sorted(epochs[0].keys.tolist()) == sorted(whole.keys.tolist()) == sorted(epochs[1].keys.tolist())
 
 
-def test_one_window_over_all_rows_is_shuffled_anew_in_every_epoch(
+def test_one_window_over_all_examples_is_shuffled_anew_in_every_epoch(
     data: tuple[Source, Batch], pool: ComputePool
 ) -> None:
     source, whole = data
-    order = Order(2, shuffle_rows=ROWS, seed=2)
+    order = Order(2, window_examples=ROWS, seed=2)
     with source.open(source.index(), pool, order) as reader:
         for epoch in range(2):
             labels = reader.read(epoch * ROWS, (epoch + 1) * ROWS).labels
@@ -203,10 +203,12 @@ def test_any_number_of_threads_reads_the_same(data: tuple[Source, Batch]) -> Non
             same(reader.read(0, ROWS), whole)
 
 
-def test_rows_beyond_the_data_are_refused(data: tuple[Source, Batch], pool: ComputePool) -> None:
+def test_examples_beyond_the_data_are_refused(data: tuple[Source, Batch], pool: ComputePool) -> None:
     source, _ = data
     with source.open(source.index(), pool, steps=Steps(100)) as reader:
-        with pytest.raises(DataError, match=r"rows \[400, 501\) were asked for, but the data has rows \[0, 500\)"):
+        with pytest.raises(
+            DataError, match=r"examples \[400, 501\) were asked for, but the data has examples \[0, 500\)"
+        ):
             reader.read(400, 501)
         with pytest.raises(DataError, match=r"steps \[4, 6\) were asked for, but the data has 5 steps of 100"):
             reader.read_steps(4, 6)

@@ -1,4 +1,4 @@
-"""Synthetic CTR data: what row i holds is fixed by (description, i), and labels follow the truth that is told."""
+"""Synthetic CTR data: what example i holds is fixed by (description, i), and labels follow the truth that is told."""
 
 import dataclasses
 import itertools
@@ -89,18 +89,18 @@ def zipf_index(stream: Stream, ranks: int, exponent: float) -> int:
                 return 2**octave - 1 + offset
 
 
-def turn(config: Synthetic, row: int) -> tuple[float, float]:
-    """(cosine, sine) of the weights' turn at a row."""
-    turns = float(row) * (1.0 / config.drift_rows)
+def turn(config: Synthetic, example: int) -> tuple[float, float]:
+    """(cosine, sine) of the weights' turn at an example."""
+    turns = float(example) * (1.0 / config.drift_rows)
     quarters = (turns - math.floor(turns)) * 4.0
     up, down = quarter_sine(quarters % 1), quarter_sine(1.0 - quarters % 1)
     return [(down, up), (-up, down), (-down, -up), (up, -down)][int(quarters)]
 
 
-def example(config: Synthetic, row: int) -> tuple[list[list[int]], list[np.float32], float, float]:
-    """Keys by slot, dense features, true probability and label of one row."""
+def twin(config: Synthetic, example: int) -> tuple[list[list[int]], list[np.float32], float, float]:
+    """Keys by slot, dense features, true probability and label of one example."""
     seeds = [mix64(config.seed + k * GOLDEN) for k in range(6)]
-    base = mix64(seeds[1] + row * GOLDEN)
+    base = mix64(seeds[1] + example * GOLDEN)
     means = [(low + high) / 2 for low, high in config.bag_sizes]
     pairs = (sum(means) ** 2 - sum(mean**2 for mean in means)) / 2
     bags, linear, total, within = [], 0.0, [0.0] * 4, 0.0
@@ -114,7 +114,7 @@ def example(config: Synthetic, row: int) -> tuple[list[list[int]], list[np.float
             power = strength[(index + 1).bit_length() - 1]
             weight = normal_like(mix64(key ^ seeds[2]))
             if config.drift_rows:
-                cosine, sine = turn(config, row)
+                cosine, sine = turn(config, example)
                 weight = cosine * weight + sine * normal_like(mix64(key ^ seeds[3]))
             bag_linear += power * weight
             bits = mix64(key ^ seeds[4])
@@ -141,11 +141,11 @@ def example(config: Synthetic, row: int) -> tuple[list[list[int]], list[np.float
     return bags, dense, probability, float(stream.unit_interval() < probability)
 
 
-def assert_twin(config: Synthetic, rows: range, pool: ComputePool) -> None:
-    batch = config.read(rows.start, rows.stop, pool)
-    _, truth = config.truth(rows.start, rows.stop, pool)
-    for i, row in enumerate(rows):
-        bags, dense, probability, label = example(config, row)
+def assert_twin(config: Synthetic, examples: range, pool: ComputePool) -> None:
+    batch = config.read(examples.start, examples.stop, pool)
+    _, truth = config.truth(examples.start, examples.stop, pool)
+    for i, example in enumerate(examples):
+        bags, dense, probability, label = twin(config, example)
         bounds = batch.offsets[i * config.slots : (i + 1) * config.slots + 1]
         assert [batch.keys[a:b].tolist() for a, b in itertools.pairwise(bounds)] == bags
         assert truth[i] == probability
@@ -201,7 +201,7 @@ def test_every_bit_is_the_twins(config: Synthetic, start: int) -> None:
         assert_twin(config, range(start, start + 5), pool)
 
 
-def test_the_twin_agrees_over_many_rows(pool: ComputePool) -> None:
+def test_the_twin_agrees_over_many_examples(pool: ComputePool) -> None:
     assert_twin(MIXED, range(0, 200), pool)
 
 
@@ -297,8 +297,8 @@ def test_drift_turns_the_weights_around() -> None:
     drifting, still = np.log(drifting / (1 - drifting)), np.log(still / (1 - still))
     assert drifting[0] == still[0]
     assert drifting[4000] == pytest.approx(-still[4000])
-    for row, expected in ((0, 1.0), (1000, math.sqrt(0.5)), (2000, 0.0), (3000, -math.sqrt(0.5)), (6000, 0.0)):
-        near = slice(max(row - 200, 0), row + 200)
+    for example, expected in ((0, 1.0), (1000, math.sqrt(0.5)), (2000, 0.0), (3000, -math.sqrt(0.5)), (6000, 0.0)):
+        near = slice(max(example - 200, 0), example + 200)
         assert np.corrcoef(drifting[near], still[near])[0, 1] == pytest.approx(expected, abs=0.15)
 
 
@@ -328,7 +328,7 @@ def test_the_best_of_the_defaults_is_that_of_a_real_ctr_model(pool: ComputePool)
 
 def test_blocks_do_not_change_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = MIXED.truth(10, 700)
-    monkeypatch.setattr(synthetic_module, "_BLOCK_ROWS", 64)
+    monkeypatch.setattr(synthetic_module, "_BLOCK_EXAMPLES", 64)
     for one, other in zip(MIXED.truth(10, 700), whole, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -351,10 +351,10 @@ def test_without_both_labels_there_is_no_auc_but_a_loss() -> None:
     assert best.log_loss == pytest.approx(math.exp(-40), rel=1e-6)
 
 
-@pytest.mark.parametrize("rows", [(-1, 3), (5, 4), (0, 1001)])
-def test_rows_outside_are_refused(rows: tuple[int, int]) -> None:
+@pytest.mark.parametrize("examples", [(-1, 3), (5, 4), (0, 1001)])
+def test_examples_outside_are_refused(examples: tuple[int, int]) -> None:
     with pytest.raises(ArgumentError, match="not within the 1000 examples"):
-        MIXED.read(*rows)
+        MIXED.read(*examples)
 
 
 @pytest.mark.parametrize(
@@ -409,6 +409,6 @@ def test_parquet_of_no_examples_has_its_columns(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "empty.parquet").column_names == ["label", "slot0", "slot1"]
 
 
-def test_a_row_group_needs_rows(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="at least one row"):
+def test_an_example_group_needs_examples(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="at least one example"):
         MIXED.write_parquet(tmp_path / "x.parquet", row_group_rows=0)

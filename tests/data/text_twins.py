@@ -1,6 +1,6 @@
 """Plain Python twins of the text parsers: they decide what is right, line by line, without any of the package's code.
 
-A row is either ("good", label, bags of keys, bags of weights, dense, example weight) or ("bad", reason, column).
+A example is either ("good", label, bags of keys, bags of weights, dense, example weight) or ("bad", reason, column).
 """
 
 import itertools
@@ -20,12 +20,12 @@ COLUMN_COUNT, LABEL, NOT_INTEGER, NOT_NUMBER, RANGE, TOKEN, UNKNOWN, QUOTED, MIS
 
 
 class BadLineError(Exception):
-    """A row that must be refused, with its reason and column."""
+    """A example that must be refused, with its reason and column."""
 
 
 @dataclass
 class Row:
-    """A row as it should be read."""
+    """A example as it should be read."""
 
     label: float
     bags: list[list[int]]
@@ -155,26 +155,26 @@ def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: by
     return Row(label, bags, [[1.0] * len(bag) for bag in bags], dense, weight)
 
 
-def expect(batch: Batch, rows: list[Row | None]) -> None:
-    """`batch` holds exactly `rows`; None stands for a skipped one: no keys, label 0, weight 0."""
-    assert batch.examples == len(rows)
+def expect(batch: Batch, examples: list[Row | None]) -> None:
+    """`batch` holds exactly `examples`; None stands for a skipped one: no keys, label 0, weight 0."""
+    assert batch.examples == len(examples)
     assert batch.offsets[0] == 0
     assert batch.offsets[-1] == len(batch.keys)
-    weights = np.ones(len(rows), np.float32) if batch.example_weights is None else batch.example_weights
-    for number_, row in enumerate(rows):
+    weights = np.ones(len(examples), np.float32) if batch.example_weights is None else batch.example_weights
+    for number_, example in enumerate(examples):
         bags = batch.offsets[number_ * batch.slots : (number_ + 1) * batch.slots + 1]
         found = [batch.keys[a:b].tolist() for a, b in itertools.pairwise(bags)]
-        if row is None:
+        if example is None:
             assert (found, batch.labels[number_], weights[number_]) == ([[]] * batch.slots, 0, 0)
             continue
-        assert found == row.bags
-        assert batch.labels[number_] == row.label
-        assert weights[number_] == np.float32(row.example_weight)
-        if row.dense:
-            np.testing.assert_array_equal(batch.dense[number_], np.array(row.dense, np.float32))
+        assert found == example.bags
+        assert batch.labels[number_] == example.label
+        assert weights[number_] == np.float32(example.example_weight)
+        if example.dense:
+            np.testing.assert_array_equal(batch.dense[number_], np.array(example.dense, np.float32))
         if batch.weights is not None:
             found_weights = [batch.weights[a:b].tolist() for a, b in itertools.pairwise(bags)]
-            assert found_weights == row.weights
+            assert found_weights == example.weights
 
 
 def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, hash_seed: int) -> Row | None:

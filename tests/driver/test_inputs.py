@@ -144,7 +144,7 @@ def test_synthetic_data_has_the_features_that_the_job_names() -> None:
 def test_data_without_rows_is_no_data(frame: pd.DataFrame, trained: Trained, tmp_path: Path, which: str) -> None:
     frame.iloc[:300].to_csv(tmp_path / "rows.csv", index=False)
     frame.iloc[:0].to_csv(tmp_path / "empty.csv", index=False)
-    with pytest.raises(DataError, match=r"empty.csv.* has no rows"):
+    with pytest.raises(DataError, match=r"empty.csv.* has no examples"):
         trained(job_of("csv", [str(tmp_path / "rows.csv")]), {"data": {which: [str(tmp_path / "empty.csv")]}})
 
 

@@ -80,7 +80,7 @@ def test_a_bad_row_counts_once_also_if_several_nodes_read_its_window(on_nodes: T
 
 
 def test_nodes_together_skip_no_more_rows_than_one_may(on_nodes: Trained, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"of \d+ rows read are bad, .* 0.04 \(of 3000\).* or raise data.bad_share"):
+    with pytest.raises(DataError, match=r"of \d+ examples read are bad, .* 0.04 \(of 3000\).* or raise data.bad_share"):
         on_nodes(3, bad_lines(tmp_path, 0.04))
 
 

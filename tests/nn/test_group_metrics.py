@@ -20,7 +20,7 @@ def make_batch(bags: list[list[int]], labels: np.ndarray, weights: np.ndarray | 
     """Two slots; slot 1 holds the bags, slot 0 other keys."""
     both = [keys for bag in bags for keys in ([2**64 - 1], bag)]
     return Batch(
-        first_row=0,
+        first_example=0,
         slots=2,
         labels=labels,
         keys=np.array([key for bag in both for key in bag], np.uint64),
