@@ -4,7 +4,8 @@ Input: a TOML file, a dictionary, or keyword arguments. Output: a `Job`, or a `C
 setting with its value, what is expected, and for an unknown name the nearest known one. Settings that affect the result
 (`affects_result`) are distinguished from those that affect only speed; a resumed run may change the latter.
 `daskps settings` prints all of them. The settings of steps, passes, nodes and timeouts are in this module, because the
-parts that they configure import it; those of the network too, because its optimizer has the settings of HBM-PS's.
+parts that they configure import it. Those of the network are here because they contain the settings of an optimizer,
+which are in `hbm`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import pydantic
 from pydantic import Field, PositiveInt
 
 from daskps.budget import BudgetSettings
-from daskps.data.formats import FORMATS, formats_with
-from daskps.data.schema import Slot
+from daskps.data.formats import foreign_settings, formats_with
+from daskps.data.schema import SETTINGS_OF_KINDS, Slot
 from daskps.data.settings import DataSettings
 from daskps.errors import ConfigError
 from daskps.hbm.optimizer import OptimizerSettings
@@ -41,20 +42,20 @@ FOLLOWING = "default_factory_not_called"
 
 
 # Settings that affect the result; all others affect only speed. Snapshots record them (`Job.result_fields`), and
-# `daskps settings` prints them. Rows and network depend on IDENTITY: a resumed run must have the same.
+# `daskps settings` marks them. IDENTITY are those that rows and network depend on: a resumed run must have the same.
 IDENTITY = (
     *("seed", "slots", "tables", "model"),
     *("data.hash_seed", "data.key_rule", "data.osrp", "data.dense_integers"),
     *("train.minibatch_examples", "train.block_examples", "train.sync_every"),
     *("cluster.partitions", "cluster.partition_by"),
 )
-# They decide which examples are read and where the run ends.
+# Settings that decide which examples are read, how, and where the run ends.
 EXAMPLES_AND_END = (
     *("data.format", "data.label", "data.weight", "data.token_weights", "data.unknown_slots"),
     *("data.bad_lines", "data.bad_share", "data.shuffle_window_rows"),
     *("train.epochs", "train.early_stopping_patience", "train.best_metric"),
 )
-# They affect the result of some jobs only: in words, and as a test of a job.
+# Settings that affect the result only of some jobs: of which jobs, in words and as a function of the job.
 SOMETIMES: dict[str, tuple[str, Callable[[Job], bool]]] = {
     "data.synthetic": ("with synthetic data", lambda job: job.data.synthetic is not None),
     "data.validation_rows": (
@@ -71,7 +72,8 @@ SOMETIMES: dict[str, tuple[str, Callable[[Job], bool]]] = {
     ),
     "cluster.nodes": ("with sync_every above 1", lambda job: job.merges_batches),
 }
-# They affect the result by what is in the files that they name. Files may move, so no snapshot compares the names.
+# Settings that affect the result by the content of the files that they name. Files may move, so snapshots do not
+# compare the names.
 FILES = {
     "data.paths": "by the examples in the files",
     "data.validation_paths": "with early stopping, by the examples in the files",
@@ -80,7 +82,7 @@ FILES = {
 
 
 def affects_result(path: str) -> str:
-    """Return ``yes`` or ``no``, or in words when the setting ``path.to.key`` affects the result.
+    """Return ``yes``, ``no``, or in words when the setting ``path.to.key`` affects the result.
 
     A group of settings affects the result if one of its settings always does.
     """
@@ -137,20 +139,20 @@ class TrainSettings(Settings):
     early_stopping_patience: int = Field(
         default=0,
         ge=0,
-        description="Stop after so many validations without improvement; 0: never stop early. Above 0, every new best "
-        "validation is kept as a snapshot, and the best one is the model at the end of the run, also if the run "
-        "reaches the end of data.",
+        description="Number of validations without improvement after which the run stops; 0: it never stops early. "
+        "Above 0, the state with the best validation is kept as a snapshot and is the model at the end of the run, "
+        "also of a run that reaches the end of the data.",
     )
     best_metric: Literal["log_loss", "normalised_entropy", "auc"] = Field(
         default="log_loss", description="Metric of the validation data that early stopping compares."
     )
     block_examples: PositiveInt = Field(
         default_factory=lambda known: default_block(known.get("minibatch_examples", 4096)),
-        description="Dense layers are computed in blocks of so many examples, one block per core. By default an eighth "
-        "of minibatch_examples, at least 64 and at most 1024.",
+        description="Examples of a block: one core or device computes the dense layers of a whole block. By default an "
+        "eighth of minibatch_examples, at least 64 and at most 1024.",
     )
     validate_every_batches: int = Field(
-        default=0, ge=0, description="Validate after so many batches; 0: only after each pass."
+        default=0, ge=0, description="Batches between validations; 0: validate only after each pass."
     )
     batch_examples: PositiveInt | None = Field(
         default=None, description="Examples of one batch; None: chosen from measured times and budgets."
@@ -158,8 +160,8 @@ class TrainSettings(Settings):
     depth: int = Field(default=3, ge=1, le=8, description="Batches in flight.")
     snapshot_every_minutes: NonNegative = Field(
         default=5.0,
-        description="Minutes of the driver's clock from one snapshot to the next, but not sooner than 19 times as long "
-        "as the last one took; 0: none. Every run ends with a snapshot.",
+        description="Minutes between snapshots; at least 19 times as long as the last one took. 0: none by time. Every "
+        "run ends with a snapshot.",
     )
     snapshot_every_batches: int = Field(
         default=0, ge=0, description="Batches from one snapshot to the next. Above 0, minutes do not count."
@@ -286,9 +288,9 @@ class Job(Settings):
         train = self.train
         if train.early_stopping_patience and train.validate_every_batches and train.batch_examples is None:
             raise ValueError(
-                f"train.early_stopping_patience is {train.early_stopping_patience}: where validations come decides "
-                "where the run stops; set train.batch_examples, or validate only after each epoch "
-                "(train.validate_every_batches = 0)"
+                f"train.early_stopping_patience is {train.early_stopping_patience}: a run stops at a validation, so "
+                "the places of validations affect the result; set train.batch_examples, or validate only after each "
+                "pass (train.validate_every_batches = 0)"
             )
         if train.early_stopping_patience and not (self.data.validation_paths or self.data.validation_rows):
             raise ValueError(
@@ -304,10 +306,8 @@ class Job(Settings):
 
     def _check_slot_settings(self) -> None:
         """Raise ValueError if a slot has a setting that the data's format does not use."""
-        others = set().union(*(format.slot_settings for format in FORMATS.values()))
-        others -= FORMATS[self.data.format].slot_settings
         for slot in self.slots:
-            for name in sorted(others.intersection(slot.changed)):
+            for name in sorted(foreign_settings(self.data.format).intersection(slot.changed)):
                 raise ValueError(
                     f"slot {slot.name!r}: {name} is not a setting of {self.data.format} data, only of "
                     f"{', '.join(formats_with(name))}"
@@ -387,9 +387,19 @@ def recorded_job(settings: Mapping[str, Any], source: str) -> Job:
 
 
 def complete(job: Job, known: Mapping[str, Any]) -> Job:
-    """Return `job` with every setting of `known` that it does not name itself: defaults may have changed since."""
+    """Return `job` with every setting of `known` that it does not name itself: defaults may have changed since.
+
+    `known` may be of a model that was trained on another format of data: settings that the job's format does not have
+    are left out.
+    """
+    foreign = foreign_settings(job.data.format) | ({"dense_integers"} if job.slots else set())
+    known = {
+        **known,
+        "data": {name: value for name, value in known["data"].items() if name not in foreign},
+        "slots": [{name: value for name, value in slot.items() if name not in foreign} for slot in known["slots"]],
+    }
     if known["data"].get("format", job.data.format) != job.data.format:  # rejected later, with its own message
-        known = {**known, "data": {}}
+        known["data"] = {}
     return make_job(
         _fill(job.model_dump(mode="json", exclude_unset=True), known),
         "the job, with the settings of its model where it names none,",
@@ -425,10 +435,16 @@ def _fill(named: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
             filled[name] = {table: _fill(item, value.get(table, {})) for table, item in mine.items()}
         elif name == "slots" and isinstance(mine, list):
             by_name = {slot["name"]: slot for slot in value}
-            filled[name] = [_fill(slot, by_name.get(slot["name"], {})) for slot in mine]
+            filled[name] = [_fill(slot, _of_kind(slot, by_name.get(slot["name"], {}))) for slot in mine]
         elif isinstance(mine, Mapping) and isinstance(value, Mapping) and _same_kind(mine, value):
             filled[name] = _fill(mine, value)
     return filled
+
+
+def _of_kind(slot: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the slot `known` that the job's slot, which may be of another kind, has too."""
+    kind = slot.get("kind", known.get("kind"))
+    return {name: value for name, value in known.items() if kind in SETTINGS_OF_KINDS.get(name, (kind,))}
 
 
 def _same_kind(named: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

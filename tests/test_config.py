@@ -155,6 +155,25 @@ def test_validation_rows_that_say_where_a_run_stops_are_the_models() -> None:
     assert complete(make_job({"data": data | {"validation_rows": 9}}), before.result_fields()).data.validation_rows == 9
 
 
+def test_a_job_takes_no_setting_of_slots_from_a_model_of_another_format_or_kind() -> None:
+    tags = {"name": "tags", "kind": "multi", "separator": ";", "column": "t"}
+    count = {"name": "count", "kind": "dense", "transform": "log"}
+    files = {"format": "csv", "paths": "x"}
+    base = make_job({"data": files, "slots": [tags, count]}).identity_fields()
+    parquet = {"data": {"format": "parquet", "paths": "x"}, "slots": [{"name": "tags"}, {"name": "count"}]}
+    taken = complete(make_job(parquet), base)
+    assert [(slot.kind, slot.separator, slot.transform) for slot in taken.slots] == [
+        ("multi", "|", "none"),
+        ("dense", "|", "log"),
+    ]
+    assert complete(make_job({"data": files, "slots": [{"name": "tags"}]}), base).slots[0].separator == ";"
+    other = {"data": files, "slots": [{"name": "tags"}, {"name": "count", "kind": "integer"}]}
+    assert complete(make_job(other), base).slots[1].transform == "none"
+    criteo = make_job({"data": {"format": "criteo", "paths": "x", "dense_integers": True}}).identity_fields()
+    assert not complete(make_job(parquet), criteo).data.dense_integers
+    assert complete(make_job({"data": {"format": "criteo", "paths": "x"}}), criteo).data.dense_integers
+
+
 def test_a_model_made_before_keeps_its_beta() -> None:
     before = SYNTHETIC | main(optimizer={"kind": "ftrl", "learning_rate": 0.1, "beta": 1.0})
     job = complete(

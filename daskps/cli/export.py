@@ -80,6 +80,11 @@ def export(model: str, output: Path, kind: str, state: bool, snapshot: str | Non
     return {**value, "output": str(output), "bytes": written}, facts(pairs)
 
 
+# Settings of slots and of dense features that a prediction needs.
+KEY_SETTINGS = {"name", "kind", "raw", "missing", "separator", "weights"}
+DENSE_SETTINGS = {"name", "transform", "missing_value"}
+
+
 def _features(job: Job) -> dict[str, Any]:
     """Return the features that a prediction needs, in the order of the network's inputs.
 
@@ -90,10 +95,10 @@ def _features(job: Job) -> dict[str, Any]:
         tables = tables * len(schema.slots)
     return {
         "slots": [
-            {"name": slot.name, "column": slot.source, "kind": slot.kind, "raw": slot.raw, "table": table}
+            {**slot.model_dump(include=KEY_SETTINGS), "column": slot.source, "table": table}
             for slot, table in zip(schema.slots, tables, strict=True)
         ],
-        "dense_features": [{"name": dense.name, "column": dense.source} for dense in schema.dense],
+        "dense_features": [{**slot.model_dump(include=DENSE_SETTINGS), "column": slot.source} for slot in schema.dense],
     }
 
 

@@ -1,10 +1,12 @@
-// Arrow columns to keys, straight from Arrow's own buffers: tiles of examples, each slot in turn, so that the keys and bags
-// of a tile stay in the first cache while 39 columns write into them (slot by slot over all examples took 4x as long).
+// Turns Arrow columns into keys, directly from Arrow's buffers. Works in tiles of examples, slot by slot within a tile, so
+// that the keys and bags of a tile stay in the L1 cache while 39 columns write into them (slot by slot over all examples
+// took 4 times as long).
 #include "slot.cuh"
 
 enum Source { TEXT32 = 0, TEXT64 = 1, INTEGERS = 2, INDICES = 3 };
 
-// daskps/data/columns.py builds these as a structured array of the same shape; pointers count from example 0 of the block.
+// Values of one slot in a block. daskps/data/columns.py has a structured dtype with the same fields. All pointers refer to
+// example 0 of the block.
 struct KeyColumn {
     int32_t source;
     int32_t kind;
@@ -12,9 +14,9 @@ struct KeyColumn {
     int32_t is_signed;           // INTEGERS: int64, else uint64
     int32_t key_rule;            // of text
     uint64_t seed;
-    const uint8_t* valid;        // Arrow's bitmap over examples, or 0 where every example is valid
-    int64_t bit_offset;          // of example 0 in it
-    const int64_t* lists;        // (examples + 1,) values of each example of a list column, or 0: value i belongs to example i
+    const uint8_t* valid;        // Arrow's bitmap of the examples that have a value; null: all have
+    int64_t bit_offset;          // of example 0 in `valid`
+    const int64_t* lists;        // (examples + 1,) where each example's values begin; null: one value each
     const void* values;          // offsets of text, integers, or indices
     const void* data;            // bytes of text, or keys of the distinct values
     const uint64_t* bucket_keys;
@@ -27,18 +29,18 @@ struct KeyColumn {
     int64_t count(int64_t example) const { return !has(example) ? 0 : lists ? lists[example + 1] - lists[example] : 1; }
 };
 
-// Examples [start, stop) of the block; ends and keys are those of example `start`, counted from the piece's first key.
+// Examples [start, stop) of a block, and where their keys and bags are written.
 struct Tile {
     int64_t start, stop, slots;
-    int64_t base;          // the end of the bag before the tile
-    const int32_t* status; // of example `start`
-    int64_t* ends;         // (examples, slots)
-    uint64_t* keys;        // the piece's
-    int64_t key_base;      // what `ends` counts from
+    int64_t base;          // end of the bag before the tile
+    const int32_t* status; // (examples,), from example `start` on
+    int64_t* ends;         // (examples, slots), from example `start` on
+    uint64_t* keys;        // of the whole piece
+    int64_t key_base;      // number of the piece's first key in `ends`
     bool fixed;            // every bag of the tile has exactly one key
 };
 
-// The common case: no lists, no bad example, a key for what is missing. Nothing to look up but the value.
+// Writes the keys of one slot in the common case: no lists, no bad examples, and a missing value has a key of its own.
 template <typename KeyAt>
 static inline void place_single_keys(const Tile& tile, const KeyColumn& column, int64_t slot, KeyAt key_at) {
     const uint64_t missing = xxh64((const uint8_t*)"", 0, column.seed);
@@ -55,7 +57,7 @@ static inline void place_single_keys(const Tile& tile, const KeyColumn& column, 
     }
 }
 
-// Puts key_at(value) of every value of one slot in place. A good example without values has a key for that, or none.
+// Writes the keys of one slot, key_at(i) for value number i. A good example without values gets one key or none.
 template <typename KeyAt>
 static inline void place_keys(const Tile& tile, const KeyColumn& column, int64_t slot, KeyAt key_at) {
     if (tile.fixed) return place_single_keys(tile, column, slot, key_at);
@@ -118,7 +120,7 @@ DEVICE bool all_fine(const int32_t* status, int64_t examples) {
     return !any;
 }
 
-// The ends of the tile's bags; a bad example has empty ones. Returns the last end.
+// Writes the ends of the tile's bags; those of a bad example are empty. Returns the last end.
 static int64_t count_tile(const Tile& tile, const KeyColumn* columns) {
     int64_t end = tile.base, *out = tile.ends;
     if (tile.fixed) {
@@ -137,17 +139,17 @@ static int64_t count_tile(const Tile& tile, const KeyColumn* columns) {
     return end;
 }
 
-// Examples [first, last) of a block; `status` and `ends` are theirs alone. Returns the number of keys written.
+// Parses examples [first, last) of a block; `status` and `ends` begin with example `first`. Returns the number of keys.
 NATIVE(int64_t, data_parse_columns, int64_t first, int64_t last, int64_t slots, const void* columns,
        const int64_t* least, const uint8_t* small, int64_t buckets, const int32_t* status, int64_t key_base,
        uint64_t* keys, int64_t* ends) {
     const KeyColumn* plan = (const KeyColumn*)columns;
     const Buckets table = {least, small, 0, buckets};
-    const int64_t tile_rows = 32;
+    const int64_t tile_examples = 32;
     const bool single = all_single(plan, slots);
     int64_t end = key_base;
-    for (int64_t start = first; start < last; start += tile_rows) {
-        int64_t stop = start + tile_rows < last ? start + tile_rows : last, done = start - first;
+    for (int64_t start = first; start < last; start += tile_examples) {
+        int64_t stop = start + tile_examples < last ? start + tile_examples : last, done = start - first;
         const bool fixed = single && all_fine(status + done, stop - start);
         const Tile tile = {start, stop, slots, end, status + done, ends + done * slots, keys, key_base, fixed};
         end = count_tile(tile, plan);
@@ -156,7 +158,7 @@ NATIVE(int64_t, data_parse_columns, int64_t first, int64_t last, int64_t slots, 
     return end - key_base;
 }
 
-// The weights of a slot's keys in examples [first, last), from a list column of the same lengths.
+// Writes the weights of a slot's keys in examples [first, last), from a list column with lists of the same lengths.
 NATIVE(void, data_place_weights, int64_t first, int64_t last, int64_t slots, int64_t slot, int64_t key_base,
        const int64_t* ends, const int64_t* key_lists, const int64_t* lists, const float* values, float* weights) {
     for (int64_t example = first; example < last; ++example) {

@@ -1,5 +1,5 @@
-// Lines of delimited fields (Criteo TSV and its like) to labels, keys and dense features.
-// A line is cut into fields first, then every slot reads its column, so two slots may read one column.
+// Parses lines of delimited fields (Criteo's TSV, CSV) into labels, keys and dense features.
+// A line is first cut into fields, then every slot reads its column, so two slots may read the same column.
 #include "scan.cuh"
 #include "slot.cuh"
 
@@ -16,10 +16,10 @@ struct Columns {
     int32_t slots;
     int32_t dense;
     int32_t refuse_quotes;  // 1: a field that starts with a quote makes the example bad
-    int32_t label_needed;   // 0: a bad label is NaN, and the example is read all the same
+    int32_t label_needed;   // 0: an example with a bad label is kept, with the label NaN
 };
 
-// Everything that does not change from line to line.
+// The schema, as the parser needs it.
 struct Plan {
     Columns columns;
     const SlotPlan* slots;
@@ -35,7 +35,7 @@ struct Line {
     const uint8_t* end(int64_t column) const { return text + stops[column + 1]; }
 };
 
-// The keys of one field, appended at *keys.
+// Appends the keys of one field at *keys.
 DEVICE Reason read_slot(
     const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Plan& plan, uint64_t** keys) {
     if (p == end) {
@@ -52,12 +52,14 @@ DEVICE Reason read_slot(
     }
 }
 
+// Resets the label of a bad line and returns its status.
 DEVICE int32_t spoil(float* label, Reason reason, int64_t column) {
     *label = 0;
     return status_of(reason, column + 1);
 }
 
-// One line into its outputs; on a bad field, its status. A label of NaN says that all else is good. `ends` gets the end of every bag, counted from `base`.
+// Parses one line. Returns its status: 0, or that of the first bad field. If only the label is bad and not needed, the
+// label is NaN. `ends` gets the end of every bag, counted from `base`.
 DEVICE int32_t read_line(const Line& line, const Plan& plan, float* label, uint64_t** keys, const uint64_t* base,
                          int64_t* ends, float* dense, float* weight) {
     const Columns& columns = plan.columns;
@@ -90,7 +92,8 @@ DEVICE int32_t read_line(const Line& line, const Plan& plan, float* label, uint6
     return status;
 }
 
-// The first field (from 1) of a line that starts with a quote, or 0: a delimiter inside quotes makes one field two.
+// Returns the number (from 1) of the first field that starts with a quote, or 0. Explains a wrong number of columns: a
+// delimiter inside quotes makes two fields of one.
 DEVICE int64_t quoted_column(const uint8_t* text, int64_t start, int64_t stop, const Columns& columns) {
     int64_t column = 1;
     for (int64_t at = start; at < stop; ++at) {
@@ -100,7 +103,7 @@ DEVICE int64_t quoted_column(const uint8_t* text, int64_t start, int64_t stop, c
     return 0;
 }
 
-// Cuts the next line into fields; returns its status. The scanner stands behind the line's end afterwards.
+// Cuts the next line into fields and moves the scanner behind it. Returns the line's status.
 DEVICE int32_t cut_line(Scanner<2>* scanner, const Columns& columns, int64_t* stops) {
     int64_t found = 0;
     const uint8_t* text = scanner->text;
@@ -124,8 +127,9 @@ DEVICE int32_t cut_line(Scanner<2>* scanner, const Columns& columns, int64_t* st
     return 0;
 }
 
-// Parses `examples` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
-// `text` must be readable 64 bytes past `size`. `ends` gets examples * slots ends of bags, counted from `key_base`.
+// Parses `examples` lines of `text` after the first `skip`. A bad line gets a status and no keys. Returns the number of
+// keys. `text` must be readable 64 bytes past `size`. `ends` gets the ends of examples * slots bags, counted from
+// `key_base`.
 NATIVE(int64_t, data_parse_delimited, const uint8_t* text, int64_t size, int64_t skip, int64_t examples,
        const void* columns, const void* slots, const void* dense_columns, const int64_t* least, const uint8_t* small,
        int64_t buckets, const uint64_t* bucket_keys, int64_t key_base, int64_t* stops, float* labels, uint64_t* keys,

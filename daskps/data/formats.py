@@ -87,3 +87,9 @@ FILE_FORMATS = [name for name, format in FORMATS.items() if format.source == "fi
 def formats_with(setting: str) -> list[str]:
     """Return the names of the formats that have a setting, of `data` or of a slot."""
     return [name for name, format in FORMATS.items() if setting in format.settings | format.slot_settings]
+
+
+def foreign_settings(name: str) -> set[str]:
+    """Return the settings, of `data` and of slots, that other formats have and the format `name` has not."""
+    every = set().union(*(format.settings | format.slot_settings for format in FORMATS.values()))
+    return every - FORMATS[name].settings - FORMATS[name].slot_settings

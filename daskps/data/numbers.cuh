@@ -1,4 +1,5 @@
-// Numbers in text and keys from numbers: integers, floats, log-squared buckets. Each reader returns a Reason, 0 for fine.
+// Reads numbers from text, and makes keys of integers and of their logarithmic buckets. A reader returns a Reason, 0 if the
+// value is good.
 #pragma once
 #include <locale.h>
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 #include "dialect.cuh"
 #include "xxh64.cuh"
 
-// Why an example is bad. daskps/data/bad.py names the same numbers.
+// Reasons why an example is bad; daskps/data/bad.py has the same numbers.
 enum Reason {
     FINE = 0,
     WRONG_COLUMN_COUNT = 1,
@@ -20,12 +21,12 @@ enum Reason {
     MISSING_VALUE = 9,
     BAD_WEIGHT = 10,
     UNEVEN_WEIGHTS = 11,
-    COMMENT = 12,  // no example, but not bad either
+    COMMENT = 12,  // a line without an example; not bad
 };
 
 DEVICE bool is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }
 
-// [+-]?[0-9]+ as 64 bits: signed when negative, else up to 2^64 - 1. `negative` tells which.
+// Reads [+-]?[0-9]+ as 64 bits: -2^63 to 2^64 - 1. `negative` tells how to interpret them.
 DEVICE Reason read_integer(const uint8_t* p, const uint8_t* end, uint64_t* value, bool* negative) {
     *negative = p < end && *p == '-';
     if (p < end && (*p == '-' || *p == '+')) ++p;
@@ -43,7 +44,7 @@ DEVICE Reason read_integer(const uint8_t* p, const uint8_t* end, uint64_t* value
     return FINE;
 }
 
-// The same, within int64.
+// Reads an integer within the range of int64.
 DEVICE Reason read_int64(const uint8_t* p, const uint8_t* end, int64_t* value) {
     uint64_t bits = 0;
     bool negative = false;
@@ -55,7 +56,8 @@ DEVICE Reason read_int64(const uint8_t* p, const uint8_t* end, int64_t* value) {
 
 static const int LONGEST_NUMBER = 511;  // characters
 
-// Beyond what doubles hold exactly: the C library decides, in its own "C" locale so that a host program's locale does not.
+// Reads a number whose digits do not fit a double exactly, by the C library, in the "C" locale: the process may have
+// another one.
 static __attribute__((noinline)) Reason read_slowly(const uint8_t* p, int64_t size, double* value) {
     char text[LONGEST_NUMBER + 1];
     __builtin_memcpy(text, p, (size_t)size);
@@ -67,7 +69,7 @@ static __attribute__((noinline)) Reason read_slowly(const uint8_t* p, int64_t si
     return FINE;
 }
 
-// [+-]? digits [. digits] [e [+-]? digits], at least one digit; correctly rounded to double, then to float.
+// Reads [+-]? digits [. digits] [e [+-]? digits] with at least one digit, correctly rounded to double, then to float.
 DEVICE Reason read_float(const uint8_t* p, const uint8_t* end, float* value) {
     static const double POWERS[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
                                     1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
@@ -98,7 +100,7 @@ DEVICE Reason read_float(const uint8_t* p, const uint8_t* end, float* value) {
     }
     if (p != end) return NOT_A_NUMBER;
     double x = 0;
-    if (exact && exponent >= -22 && exponent <= 22) {  // both factors are exact, so one rounding: the right one
+    if (exact && exponent >= -22 && exponent <= 22) {  // both factors are exact, so there is only one rounding
         x = exponent < 0 ? (double)mantissa / POWERS[-exponent] : (double)mantissa * POWERS[exponent];
         x = negative ? -x : x;
     } else if (read_slowly(start, end - start, &x) != FINE) {
@@ -110,7 +112,7 @@ DEVICE Reason read_float(const uint8_t* p, const uint8_t* end, float* value) {
     return FINE;
 }
 
-// 0 or 1 in any spelling of the number; -1 counts as 0 where the format allows it.
+// Reads a label: 0 or 1 in any spelling of a number; with `minus_one`, -1 is 0.
 DEVICE Reason read_label(const uint8_t* p, const uint8_t* end, bool minus_one, float* label) {
     if (end - p == 1 && (*p == '0' || *p == '1')) {
         *label = (float)(*p - '0');
@@ -129,8 +131,8 @@ DEVICE Reason read_example_weight(const uint8_t* p, const uint8_t* end, float* w
     return reason == FINE && *weight < 0 ? BAD_WEIGHT : reason;
 }
 
-// The decimal digits of a value, right-aligned in `text`; returns the first used place. An integer column hashes this
-// text, so that 7 in Parquet and "7" in a text file are one key.
+// Writes the decimal digits of a value right-aligned to `text` and returns the position of the first one. Integer columns
+// hash this text, so that 7 in Parquet and "7" in a text file are one key.
 DEVICE int write_decimal(uint64_t magnitude, bool negative, uint8_t* text /* 24 */) {
     int place = 24;
     do {
@@ -148,13 +150,13 @@ DEVICE uint64_t hash_integer(uint64_t bits, bool is_signed, uint64_t seed) {
     return xxh64(text + place, 24 - place, seed);
 }
 
-// Criteo's integers: x <= 2 stands for itself ("SP" + x), a larger one for floor(log(x)^2). `least[b]` is the smallest
-// integer of bucket b, found with exact arithmetic in Python, so no machine's log() decides a boundary. Hashing a bucket's
-// text for every value would take most of the time, so a slot may bring its keys: SP0, SP1, SP2, then bucket 0, 1, ...
+// Buckets of integers, as in Criteo models: x <= 2 is hashed as "SP" + x, a larger one as floor(log(x)^2). `least[b]` is
+// the smallest integer of bucket b, computed exactly in Python, because log() differs between machines. Keys of buckets
+// are computed once per slot (hashing them for every value took most of the time): SP0, SP1, SP2, bucket 0, bucket 1, ...
 struct Buckets {
     const int64_t* least;  // (count,)
     const uint8_t* small;  // (65536,) the bucket of each small value
-    const uint64_t* keys;  // of all bucketised slots, one behind the other
+    const uint64_t* keys;  // of all slots with buckets, concatenated
     int64_t count;
 };
 

@@ -13,7 +13,7 @@ NATIVE(void, data_permutation, uint64_t seed, int64_t n, int64_t* order) {
     }
 }
 
-// The ends of the bags of the examples `order` names, as they will stand one behind the other.
+// Writes the ends of the bags of examples order[0], order[1], ..., concatenated. Returns the number of keys.
 NATIVE(int64_t, data_gather_ends, const int64_t* order, int64_t n, int64_t slots, const int64_t* offsets, int64_t* ends) {
     int64_t end = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -24,7 +24,7 @@ NATIVE(int64_t, data_gather_ends, const int64_t* order, int64_t n, int64_t slots
     return end;
 }
 
-// The keys of examples order[start : stop], and their weights if there are any, to where `new_offsets` says.
+// Copies the keys of examples order[start : stop], and their weights if there are any, to `new_offsets`.
 NATIVE(void, data_gather_keys, const int64_t* order, int64_t start, int64_t stop, int64_t slots, const int64_t* offsets,
        const uint64_t* keys, const float* weights, const int64_t* new_offsets, uint64_t* new_keys, float* new_weights) {
     for (int64_t i = start; i < stop; ++i) {

@@ -1,13 +1,14 @@
-// One permutation + one sign random projection: a bag of columns becomes the signs of its sums over k bins of columns.
-// Sums are exact, so a bag's result does not depend on the order of its keys.
+// OP+OSRP (one permutation, one sign random projection): adds up the signed values of a bag in each of k bins of columns
+// and keeps the signs of the sums. Sums are exact, so the result does not depend on the order of the keys.
 #include "dialect.cuh"
 
 #define ROUNDS 4
-#define LIMBS 11  // 32 bits each: floats reach from 2^-149 to 2^128, and 2^31 of them may be added
+#define LIMBS 11  // of 32 bits: floats range from 2^-149 to 2^128, and 2^31 of them may be added
 
-// A keyed bijection of [0, columns): rounds of add, multiply, fold on the next power of two, walked until inside.
+// A keyed bijection of [0, columns): rounds of add, multiply and xor-shift modulo the next power of two, repeated until the
+// result is below `columns` (cycle walking).
 struct Permutation {
-    uint64_t last_column, mask;  // columns - 1, and 2^bits - 1 with the fewest bits
+    uint64_t last_column, mask;  // columns - 1, and the smallest 2^bits - 1 that is not below it
     int fold;
     uint64_t add[ROUNDS], multiply[ROUNDS];
 
@@ -22,7 +23,7 @@ struct Permutation {
     }
 
     uint64_t place(uint64_t column) const {
-        do {  // less than two walks on average
+        do {  // fewer than two repetitions on average
             for (int round = 0; round < ROUNDS; ++round) {
                 column = (column + add[round]) * multiply[round] & mask;
                 column ^= column >> fold;
@@ -32,7 +33,7 @@ struct Permutation {
     }
 };
 
-// floor(place * bins / columns): bins of equal width, to within one column where bins does not divide columns.
+// Returns floor(place * bins / columns). All bins have the same width, or differ by one column.
 DEVICE uint64_t bin_of(uint64_t place, uint64_t bins, uint64_t last_column) {
     const unsigned __int128 product = (unsigned __int128)place * bins;
     if (last_column == ~0ull) return (uint64_t)(product >> 64);
@@ -45,7 +46,7 @@ struct Entry {
     float value;
 };
 
-// The sign of a sum of floats, without any rounding: every float is an integer times 2^-149.
+// Returns the sign of the exact sum of floats: every float is an integer times 2^-149.
 DEVICE int exact_sign(const Entry* entries, int64_t count) {
     int64_t limbs[LIMBS] = {};
     for (int64_t i = 0; i < count; ++i) {
@@ -63,7 +64,7 @@ DEVICE int exact_sign(const Entry* entries, int64_t count) {
     bool any = false;
     for (int limb = 0; limb < LIMBS; ++limb) {
         const int64_t total = limbs[limb] + carry;
-        carry = total >> 32;  // rounds down, so what stays is in [0, 2^32)
+        carry = total >> 32;  // rounds down, so the rest is in [0, 2^32)
         any |= (total & 0xffffffff) != 0;
     }
     return carry < 0 ? -1 : any ? 1 : 0;
@@ -72,12 +73,12 @@ DEVICE int exact_sign(const Entry* entries, int64_t count) {
 DEVICE int sum_sign(const Entry* entries, int64_t count) {
     double sum = entries[0].value;
     if (count > 2) return exact_sign(entries, count);
-    if (count == 2) sum += entries[1].value;  // two terms: the rounded sum has the exact one's sign, and its zero
+    if (count == 2) sum += entries[1].value;  // the rounded sum of two floats has the sign of the exact one
     return sum > 0 ? 1 : sum < 0 ? -1 : 0;
 }
 
-// Sort by bin into `sorted`: first by where the bin should about lie, which leaves bins (uniform, being permuted) almost in
-// order, then by insertion. `heads` has room for 2^head_bits + 1 counts.
+// Sorts entries by bin: a bucket sort, after which they are almost in order (permuted bins are uniform), then an insertion
+// sort. `heads` (2^head_bits + 1) is scratch.
 DEVICE void sort_entries(const Entry* entries, int64_t count, uint64_t bins, Entry* sorted, uint32_t* heads, int head_bits) {
     const int64_t buckets = 1ll << head_bits;
     const double scale = (double)buckets / (double)bins * 0.9999999;
@@ -93,9 +94,10 @@ DEVICE void sort_entries(const Entry* entries, int64_t count, uint64_t bins, Ent
     }
 }
 
-// Bag b holds keys[offsets[b * stride] .. offsets[(b + 1) * stride]) and goes to the dimensions from 2 * bins * ((first_bag + b) % groups).
-// counts (bags) keys come out of each bag, one after the other from hashed[0]; there is room for as many as went in.
-// scratch has 32 bytes a key of the largest bag, heads 2^head_bits + 1. Returns -1, or the place of a key outside [0, columns).
+// Hashes bags. Bag b has keys[offsets[b * stride] .. offsets[(b + 1) * stride]); its dimensions begin at
+// 2 * bins * ((first_bag + b) % groups). Writes the keys of all bags to `hashed` (as large as the input) and their numbers
+// to counts (bags,). `scratch` has 32 bytes per key of the largest bag, `heads` 2^head_bits + 1 entries. Returns -1, or the
+// position of a key that is not below `columns`.
 NATIVE(int64_t, osrp_hash, const uint64_t* keys, const float* weights, const int64_t* offsets, int64_t stride, int64_t first_bag,
        int64_t bags, int64_t groups, uint64_t last_column, uint64_t bins, uint64_t seed, void* scratch, int64_t scratch_keys,
        uint32_t* heads, uint64_t* hashed, int64_t* counts) {

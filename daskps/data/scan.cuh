@@ -1,4 +1,4 @@
-// Finds bytes in text 64 at a time: a word of bits says where any of the wanted bytes stand.
+// Finds bytes in text, 64 at a time: a 64-bit mask has a bit for each position of a wanted byte.
 #pragma once
 #include "dialect.cuh"
 
@@ -35,13 +35,13 @@ DEVICE uint64_t equal64(const uint8_t* p, uint8_t byte) {
 }
 #endif
 
-// The places of `N` kinds of bytes, one after the other. Text must be readable 64 bytes past its size.
+// Iterates over the positions of N wanted byte values. `text` must be readable 64 bytes past `size`.
 template <int N>
 struct Scanner {
     const uint8_t* text;
     int64_t size;
-    int64_t line_start;  // kept by the caller: where the line at hand begins
-    int64_t base;        // of the 64 bytes that `bits` describes
+    int64_t line_start;  // where the current line begins; set by the caller
+    int64_t base;        // position of the 64 bytes that `bits` describes
     uint64_t bits;
     uint8_t wanted[N];
 
@@ -58,7 +58,7 @@ struct Scanner {
         return left < 64 ? found & ((1ull << left) - 1) : found;
     }
 
-    // The next place of a wanted byte, or `size` when there is none.
+    // Returns the next position of a wanted byte, or `size` at the end.
     int64_t next() {
         while (!bits) {
             base += 64;
@@ -71,7 +71,7 @@ struct Scanner {
     }
 };
 
-// Where the line number `lines` (from 0) begins; `size` if there are not so many.
+// Returns where line number `lines` (from 0) begins, or `size` if the text has fewer lines.
 DEVICE int64_t skip_lines(const uint8_t* text, int64_t size, int64_t lines) {
     if (lines <= 0) return 0;
     for (int64_t base = 0; base < size; base += 64) {

@@ -8,7 +8,7 @@ from typing import Literal
 import pydantic
 from pydantic import Field, PositiveInt
 
-from daskps.data.formats import FORMATS, formats_with
+from daskps.data.formats import FORMATS, foreign_settings, formats_with
 from daskps.settings import NonNegative, Settings, nearest
 from daskps.version import KEY_RULE
 
@@ -135,8 +135,8 @@ class DataSettings(Settings):
         known = FORMATS[self.format]
         if known.source == "generated" and self.synthetic is None:
             object.__setattr__(self, "synthetic", SyntheticSettings())
-        others = set().union(*(format.settings for format in FORMATS.values())) - known.settings
         fields = type(self).model_fields
+        others = foreign_settings(self.format).intersection(fields)
         if wrong := sorted(name for name in others if getattr(self, name) != fields[name].default):
             where = "; ".join(f"{name}: {', '.join(formats_with(name))}" for name in wrong)
             raise ValueError(

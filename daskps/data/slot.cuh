@@ -1,27 +1,28 @@
-// What a slot does with the text of one value, shared by the text parsers.
+// Keys from the text of values, by the rules of a slot.
 #pragma once
 #include "numbers.cuh"
 
 enum Kind { HASHED = 0, RAW = 1, BUCKETS = 2 };
 
-// daskps/data/schema.py builds these as a structured array of the same shape.
+// A slot. daskps/data/schema.py has a structured dtype with the same fields.
 struct SlotPlan {
     int32_t column;
     int32_t kind;
-    int32_t missing_key;  // 1: an absent value is a key of its own; 0: it is an empty bag
-    int32_t separator;    // byte between the values of a multi-valued field, or -1
-    int32_t key_rule;     // 1, or 2: one spelling for whole floats and booleans; see daskps/data/schema.py
+    int32_t missing_key;  // 1: a missing value is a key of its own; 0: its bag is empty
+    int32_t separator;    // byte between the values of a multi slot, else -1
+    int32_t key_rule;     // 1 or 2; see daskps/data/schema.py
     uint64_t seed;
-    int64_t bucket_keys;  // where this slot's keys of buckets begin
+    int64_t bucket_keys;  // index of this slot's first key in Buckets.keys
 };
 
-// A bad example: why, and in which column (from 1; 0 is the whole line), packed as daskps/data/bad.py unpacks it.
+// Packs reason and column (from 1; 0 is the whole line) of a bad example, as daskps/data/bad.py unpacks them.
 DEVICE int32_t status_of(Reason reason, int64_t column) {
     const int64_t most = (1 << 23) - 1;
     return (int32_t)reason | (int32_t)(column < most ? column : most) << 8;
 }
 
-// Eight bytes that hold every byte of a value of 1 to 8 bytes, some twice, or '0'. Reads nothing beyond the value.
+// Returns 8 bytes that contain every byte of a value of 1 to 8 bytes; the rest repeats bytes of it or is '0'. Reads
+// nothing beyond the value.
 DEVICE uint64_t bytes_of(const uint8_t* p, int64_t size) {
     if (size == 8) return read64(p);
     if (size >= 4) return read32(p) | (uint64_t)read32(p + size - 4) << 32;
@@ -30,13 +31,13 @@ DEVICE uint64_t bytes_of(const uint8_t* p, int64_t size) {
 
 static const int64_t LONGEST_WHOLE_FLOAT = 32;  // characters; no library writes longer ones
 
-// Not 0 where one of eight bytes is below '0', as '.', '+' and '-' are.
+// Returns a number that is not 0 if one of eight bytes is below '0', as '.', '+' and '-' are.
 DEVICE uint64_t has_sign(uint64_t bytes) {
     const uint64_t ones = 0x0101010101010101ull;
     return (bytes - ones * '0') & ~bytes & ones << 7;
 }
 
-// Whether a value may be another spelling of an integer under key rule 2: fast, and seldom true for other values.
+// Returns true if key rule 2 may respell the value as an integer. A fast filter: seldom true for other values.
 DEVICE bool may_be_respelled(const uint8_t* p, int64_t size) {
     uint64_t found = 0;
     if (size > 8) {
@@ -58,8 +59,8 @@ DEVICE bool is_spelled(const uint8_t* p, int64_t size, const char* word) {
     return at == size && !word[at];
 }
 
-// The whole number that a float's text stands for: -?(0|[1-9]d*)(.d+)?([eE]+?d+)? with a point or a plus sign in it,
-// below 2^53 in magnitude; or "-0". False for any other text.
+// Reads a whole number below 2^53 in magnitude that is written as a float: -?(0|[1-9]d*)(.d+)?([eE]+?d+)? with a point or
+// a plus sign, or "-0". Returns false for any other text.
 static __attribute__((noinline)) bool read_whole_float(
     const uint8_t* p, const uint8_t* end, uint64_t* magnitude, bool* negative) {
     const uint64_t most = (1ull << 53) - 1;
@@ -107,7 +108,8 @@ static __attribute__((noinline)) bool read_whole_float(
     return true;
 }
 
-// Key rule 2: points [*p, *end) at the integer's text in `room` where the value is a whole float or a boolean.
+// Applies key rule 2: if the value is a whole float or a boolean, writes it as an integer to `room` and points [*p, *end)
+// to it.
 static __attribute__((noinline)) void respell(const uint8_t** p, const uint8_t** end, uint8_t* room /* 24 */) {
     int64_t size = *end - *p;
     uint64_t magnitude = 0;
@@ -121,7 +123,7 @@ static __attribute__((noinline)) void respell(const uint8_t** p, const uint8_t**
     *end = room + 24;
 }
 
-// The key of text that is hashed.
+// Returns the key of a text.
 DEVICE uint64_t hash_text(const uint8_t* p, const uint8_t* end, int32_t key_rule, uint64_t seed) {
     if (key_rule == 1 || p == end || !may_be_respelled(p, end - p)) return xxh64(p, end - p, seed);
     uint8_t room[24];
@@ -129,7 +131,7 @@ DEVICE uint64_t hash_text(const uint8_t* p, const uint8_t* end, int32_t key_rule
     return xxh64(p, end - p, seed);
 }
 
-// The key of an integer's text, as it is or by its bucket.
+// Reads the key of an integer's text: the integer itself (RAW) or the hash of its bucket.
 DEVICE Reason read_key(
     const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Buckets& buckets, uint64_t* key) {
     if (slot.kind == RAW) {
@@ -142,7 +144,7 @@ DEVICE Reason read_key(
     return reason;
 }
 
-// `p` to `end` is not empty.
+// Reads the key of a value, which must not be empty.
 DEVICE Reason key_of(
     const uint8_t* p, const uint8_t* end, const SlotPlan& slot, const Buckets& buckets, uint64_t* key) {
     if (slot.kind == HASHED) {

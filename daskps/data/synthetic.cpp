@@ -1,9 +1,9 @@
-// Synthetic CTR examples. Example i is a function of (seed, i): every random number is a mix of a counter, nothing is stored,
-// and arithmetic is + - * / alone, so bits are equal on any machine, in any number of threads and for any split of the examples.
+// Synthetic CTR examples. Example i is a function of (seed, i): random numbers are hashes of counters, and the arithmetic
+// uses only + - * /. So the bits are the same on every machine, for any number of threads and any division of the examples.
 #include "portable.cuh"
 
 #define GOLDEN 0x9e3779b97f4a7c15ull   // the increment of SplitMix64
-#define STREAMS 0xd1342543de82ef95ull  // an odd number that sets the streams of one example apart
+#define STREAMS 0xd1342543de82ef95ull  // an odd factor that separates the streams of one example
 #define OCTAVES 65                     // ranks 1 .. 2^64 lie in octaves [2^j, 2^(j+1)), j = 0 .. 64
 #define VECTOR 4                       // dimensions of a hidden vector: one hash holds four 16-bit numbers
 
@@ -19,19 +19,19 @@ DEVICE uint64_t example_base(uint64_t seed, uint64_t example) { return mix64(mix
 DEVICE Stream example_stream(uint64_t base, uint64_t id) { return Stream{mix64(base + (id + 1) * STREAMS)}; }
 DEVICE double unit_interval(uint64_t bits) { return (double)(bits >> 11) * 1.1102230246251565e-16; }
 
-// Four 16-bit uniforms added up: mean 0, variance 1, bell-shaped, within +-3.47.
+// Returns the sum of four uniform 16-bit numbers, scaled to mean 0 and variance 1: bell-shaped, within +-3.47.
 DEVICE double normal_like(uint64_t bits) {
     const int64_t sum = (int64_t)((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
     return (double)(sum - 131070) * 2.6428997921303014e-05;
 }
 
-// The d-th 16-bit uniform, mean 0 and variance 1.
+// Returns the d-th uniform 16-bit number, scaled to mean 0 and variance 1.
 DEVICE double uniform_like(uint64_t bits, int d) {
     return ((double)(int64_t)(bits >> 16 * d & 0xffff) - 32767.5) * 5.285799584260603e-05;
 }
 
-// (1 + f)^-exponent for f in [0, 1) is convex: its chord lies above it, its tangent at 1/2 below. Nine of ten draws are
-// decided by these two lines at exponent 1; the margin of 1e-9 keeps the decision that of the power itself.
+// Tests u < (1 + f)^-exponent for f in [0, 1). The power is convex: its chord lies above it and its tangent at 1/2 below.
+// At exponent 1 these two lines decide 9 of 10 tests; the margin of 1e-9 makes them decide as the power would.
 struct Fall {
     double exponent, chord, middle, slope;
 
@@ -48,27 +48,28 @@ struct Fall {
     }
 };
 
-// One slot's Zipf sampler, as zipf.py lays it out: P(rank) ~ rank^-exponent for rank 1 .. n.
+// Zipf sampler of one slot, with the tables of `ZipfTable` (synthetic.py): P(rank) ~ rank^-exponent for ranks 1 .. n.
 struct Zipf {
     const uint64_t* upper;  // (OCTAVES) 2^64 * P(octave <= j)
     const uint8_t* guide;   // (256) lowest octave that a draw with these top 8 bits can fall into
-    int last;               // the last octave, and how many ranks of it are there
+    int last;               // the last octave; it has `last_ranks` ranks
     uint64_t last_ranks;
     Fall fall;
 
-    // Rank - 1. The octave by inversion; inside it a uniform rank 2^j (1 + f), kept with probability (1 + f)^-exponent.
+    // Draws a rank and returns rank - 1: the octave by inversion, in it a uniform rank 2^j (1 + f), which is accepted with
+    // probability (1 + f)^-exponent.
     uint64_t draw(Stream& stream) const {
         const uint64_t u = stream.next();
         int octave = guide[u >> 56];
         while (octave < last && u >= upper[octave]) ++octave;
-        const uint64_t first = octave < 64 ? 1ull << octave : 0;  // rank 2^64 alone is octave 64: 0 - 1 is its index
+        const uint64_t first = octave < 64 ? 1ull << octave : 0;  // octave 64 has only rank 2^64, whose index is 0 - 1
         const uint64_t ranks = octave < last ? first : last_ranks;
         if (ranks == 1) return first - 1;
         const int shift = __builtin_clzll(ranks - 1);
         const double scale = BITS_DOUBLE((uint64_t)(1023 - octave) << 52);
         for (;;) {
             const uint64_t offset = stream.next() >> shift;
-            if (offset >= ranks) continue;  // only in a last octave that is not full, and less than every second time
+            if (offset >= ranks) continue;  // happens only in an incomplete last octave, for less than half of the draws
             if (fall.keeps(unit_interval(stream.next()), (double)offset * scale)) return first - 1 + offset;
         }
     }
@@ -80,7 +81,8 @@ DEVICE int64_t bag_size(Stream& stream, int32_t low, int32_t high) {
     return low == high ? low : low + (int64_t)MULTIPLY_HIGH(stream.next(), (uint64_t)(high - low) + 1);
 }
 
-// Where the true weights stand at an example: cosine * w(key) + sine * w'(key) turns once in 1 / turns_per_example examples.
+// Drift: the true weight of a key at an example is cosine * w(key) + sine * w'(key), with a period of
+// 1 / turns_per_example examples.
 struct Turn {
     double cosine, sine;
 };
@@ -109,7 +111,7 @@ NATIVE(void, synth_count, uint64_t seed, uint64_t first_example, int64_t example
     }
 }
 
-// The hidden sums of one bag: linear weights, and the bag's vector.
+// Sums of the true weights and of the hidden vectors of one bag.
 struct BagTruth {
     double linear;
     double vector[VECTOR];
@@ -129,12 +131,12 @@ struct Truth {
     }
 };
 
-// offsets (examples * slots + 1) tell where the examples' keys go in `keys`. keys with offsets, and dense, may be null.
-// probabilities (examples) are the truth that the labels (examples) are drawn from.
+// Generates examples. `offsets` (examples * slots + 1,) says where the keys of each bag go in `keys`; both, and `dense`,
+// may be null. Labels (examples,) are drawn with the true `probabilities` (examples,).
 NATIVE(void, synth_fill, uint64_t seed, uint64_t first_example, int64_t examples, int64_t slots, const int32_t* low,
        const int32_t* high, const uint64_t* upper, const uint8_t* guide, const int32_t* last, const uint64_t* last_ranks,
-       const double* strength, double exponent, int32_t raw, double bias, double weight_scale, double pair_scale, double turns_per_example,
-       int64_t dense_features, const double* dense_weights, const int64_t* offsets, uint64_t* keys, float* dense,
+       const double* strength, double exponent, int32_t raw, double bias, double weight_scale, double pair_scale,
+       double turns_per_example, int64_t dense_features, const double* dense_weights, const int64_t* offsets, uint64_t* keys, float* dense,
        float* labels, double* probabilities) {
     const Truth truth{mix64(seed + 2 * GOLDEN), mix64(seed + 3 * GOLDEN), mix64(seed + 4 * GOLDEN), turns_per_example != 0.0,
                       pair_scale != 0.0};

@@ -1,5 +1,5 @@
-// Lines of a label and tokens: libsvm (index:value), libffm (field:index:value), multi-slot (slot:key[:weight]).
-// Tokens come in any order; their keys are put into the bags of their slots, each bag in the order of the line.
+// Parses lines of a label and tokens: libsvm (index:value), libffm (field:index:value), multislot (slot:key[:weight]).
+// Tokens may come in any order. Within a bag, keys keep the order of the line.
 #include "scan.cuh"
 #include "slot.cuh"
 
@@ -9,20 +9,20 @@ struct Tokens {
     int32_t style;
     int32_t slots;
     int32_t ignore_unknown;
-    int32_t lookup_mask;  // entries of the lookup table, less one
-    int32_t label_needed;  // 0: a bad label is NaN, and the example is read all the same
+    int32_t lookup_mask;  // size of the lookup table - 1
+    int32_t label_needed;  // 0: an example with a bad label is kept, with the label NaN
 };
 
 struct TokenPlan {
     Tokens tokens;
     const SlotPlan* slots;
     Buckets buckets;
-    const uint8_t* names;       // of all slots, one behind the other
+    const uint8_t* names;       // of all slots, concatenated
     const int64_t* name_ends;   // (slots + 1,)
-    const int32_t* lookup;      // slot + 1 by hash of its name, 0 where empty
+    const int32_t* lookup;      // hash table of names: slot + 1, 0 for an empty entry
 };
 
-// The tokens of the line at hand.
+// The tokens of the current line.
 struct LineTokens {
     int32_t* slot;
     uint64_t* key;
@@ -42,7 +42,8 @@ DEVICE bool is_slot(const TokenPlan& plan, int64_t slot, const uint8_t* name, in
     return plan.name_ends[slot + 1] - start == size && !__builtin_memcmp(plan.names + start, name, (size_t)size);
 }
 
-// The number of the slot, or -1. Tokens mostly come in the order of the slots, so `hint` and its successor go first.
+// Returns the number of the slot, or -1. Tokens mostly come in the order of the slots, so the slot of the last token
+// (`hint`) and the next one are tried first.
 DEVICE int64_t find_slot(const TokenPlan& plan, const uint8_t* name, int64_t size, int64_t hint) {
     if (is_slot(plan, hint, name, size)) return hint;
     if (hint + 1 < plan.tokens.slots && is_slot(plan, hint + 1, name, size)) return hint + 1;
@@ -58,7 +59,7 @@ DEVICE bool all_digits(const uint8_t* p, const uint8_t* end) {
     return true;
 }
 
-// One token behind the label into `line`.
+// Parses a token and appends it to `line`.
 DEVICE Reason read_token(const Token& token, const TokenPlan& plan, int64_t* hint, LineTokens* line) {
     int32_t style = plan.tokens.style;
     bool has_slot = style != LIBSVM, has_weight = style == MULTISLOT ? token.colons == 2 : true;
@@ -78,7 +79,7 @@ DEVICE Reason read_token(const Token& token, const TokenPlan& plan, int64_t* hin
     return key_of(key, key_end, plan.slots[slot], plan.buckets, &line->key[line->count++]);
 }
 
-// The next token of the line, empty ones left out; false at the line's end. The scanner's line_start moves on.
+// Finds the next token of the line that is not empty. Returns false at the end of the line. `start` moves behind it.
 DEVICE bool next_token(Scanner<4>* scanner, int64_t* start, bool* ended, Token* token) {
     const uint8_t* text = scanner->text;
     while (!*ended) {
@@ -111,7 +112,7 @@ DEVICE int32_t read_tokens(Scanner<4>* scanner, const TokenPlan& plan, float* la
         status = status_of(COMMENT, 1);
     else if (!any || read_label(token.begin, token.end, plan.tokens.style != MULTISLOT, label) != FINE)
         bad_label = status_of(BAD_LABEL, 1);
-    if (bad_label && (plan.tokens.label_needed || token.colons)) status = bad_label;  // a token in its place is no bad label
+    if (bad_label && (plan.tokens.label_needed || token.colons)) status = bad_label;  // a token where the label should be is always bad
     while (next_token(scanner, &start, &ended, &token)) {
         ++number;
         comment |= comments && *token.begin == '#';
@@ -124,7 +125,7 @@ DEVICE int32_t read_tokens(Scanner<4>* scanner, const TokenPlan& plan, float* la
     return status ? status : bad_label;
 }
 
-// The tokens of a good line into its bags by a counting sort; `places` (slots,) is scratch. Returns the keys written.
+// Sorts the tokens of a good line into its bags (counting sort; `places` (slots,) is scratch). Returns the number of keys.
 DEVICE int64_t place_tokens(const LineTokens& line, const TokenPlan& plan, int64_t first, int64_t* places,
                             int64_t* ends, uint64_t* keys, float* weights) {
     int64_t slots = plan.tokens.slots, at = 0;
@@ -149,9 +150,9 @@ DEVICE int64_t place_tokens(const LineTokens& line, const TokenPlan& plan, int64
     return at;
 }
 
-// Parses `examples` lines of `text` after `skip`; a bad one gives no keys and a status. Returns the number of keys written.
-// `text` must be readable 64 bytes past `size`. `ends` gets examples * slots ends of bags, counted from `key_base`. The
-// scratch of a line's tokens has room for as many as the block has colons.
+// Parses `examples` lines of `text` after the first `skip`. A bad line gets a status and no keys. Returns the number of
+// keys. `text` must be readable 64 bytes past `size`. `ends` gets the ends of examples * slots bags, counted from
+// `key_base`. The token arrays are scratch with one entry for each colon of the block.
 NATIVE(int64_t, data_parse_tokens, const uint8_t* text, int64_t size, int64_t skip, int64_t examples, const void* tokens,
        const void* slots, const int64_t* least, const uint8_t* small, int64_t buckets, const uint64_t* bucket_keys,
        const uint8_t* names, const int64_t* name_ends, const int32_t* lookup, int64_t key_base, int64_t* places,

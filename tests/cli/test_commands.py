@@ -145,7 +145,8 @@ def test_an_export_describes_the_network_and_every_feature(tmp_path: Path, run: 
         tables = {{main = {{dimension = 4}}, other = {{dimension = 4}}}}
         slots = [
             {{name = "hour", kind = "dense"}}, {{name = "id", column = "user"}},
-            {{name = "cost", column = "price", kind = "dense"}}, {{name = "query", kind = "multi", table = "other"}},
+            {{name = "cost", column = "price", kind = "dense", transform = "log"}},
+            {{name = "query", kind = "multi", table = "other"}},
             {{name = "hours", column = "hour", raw = true}},
         ]
         train = {{minibatch_examples = 8}}
@@ -156,12 +157,16 @@ def test_an_export_describes_the_network_and_every_feature(tmp_path: Path, run: 
     said = json.loads((tmp_path / "out" / "export.json").read_text())
     assert said["network"] == {"kind": "deepfm", "hidden": [6, 3]}
     assert said["key_rule"] == 2
+    plain = {"missing": "auto", "separator": "|", "weights": None}
     assert said["slots"] == [
-        {"name": "id", "column": "user", "kind": "categorical", "raw": False, "table": "main"},
-        {"name": "query", "column": "query", "kind": "multi", "raw": False, "table": "other"},
-        {"name": "hours", "column": "hour", "kind": "categorical", "raw": True, "table": "main"},
+        plain | {"name": "id", "column": "user", "kind": "categorical", "raw": False, "table": "main"},
+        plain | {"name": "query", "column": "query", "kind": "multi", "raw": False, "table": "other"},
+        plain | {"name": "hours", "column": "hour", "kind": "categorical", "raw": True, "table": "main"},
     ]
-    assert said["dense_features"] == [{"name": "hour", "column": "hour"}, {"name": "cost", "column": "price"}]
+    assert said["dense_features"] == [
+        {"name": "hour", "column": "hour", "transform": "none", "missing_value": 0.0},
+        {"name": "cost", "column": "price", "transform": "log", "missing_value": 0.0},
+    ]
     assert [table["initialiser"] for table in said["tables"].values()] == [{"kind": "uniform", "scale": 0.01}] * 2
 
 
