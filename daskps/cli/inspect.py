@@ -76,6 +76,7 @@ def describe(model: Model) -> dict[str, Any]:
         "reports": reports,
         "health": health(model),
         "numerics": snapshot.draft.settings.get("numerics", 1),
+        "blas": snapshot.draft.settings.get("blas"),
         "key_rule": model.job.data.key_rule,
         "settings": snapshot.draft.settings["job"],
     }
@@ -132,6 +133,7 @@ def as_text(value: dict[str, Any]) -> str:
             ("snapshot", f"{value['snapshot']}: batch {value['batch']}, example {value['position']:,} of the data"),
             (metrics_name(metrics), shown or "-"),
             ("network", f"{network}, {value['dense_parameters']:,} parameters"),
+            ("BLAS", value["blas"] or "not recorded"),
             ("rows", f"{rows:,}"),
             ("data", settings["data"]["format"]),
         ]

@@ -27,6 +27,7 @@ from daskps.device.pool import ComputePool
 from daskps.errors import ConfigError, CorruptionError, DaskpsError, DataError, StaleError, TrainingError
 from daskps.hbm.table import HbmTable, TableSpec
 from daskps.mem.memps import MemPS
+from daskps.nn.blas import blas_build
 from daskps.nn.dense_model import DenseModel
 from daskps.nn.metrics import Metrics
 from daskps.node.batches import BatchesInFlight, NodeTable
@@ -153,6 +154,7 @@ class OpenNode:
         self.metrics = Metrics()  # of the current pass. Rank 0: all nodes; other ranks: what rank 0 has not got yet
         if self.snapshot is not None:
             self._take_up(self.directory, self.snapshot)
+            self._compare_blas(self.snapshot)
             position, settings = self.snapshot.draft.position, self.snapshot.draft.settings
             if "order" in settings:
                 self._accepted += check_order(
@@ -241,6 +243,21 @@ class OpenNode:
         if self.devices[0].kind == "cpu":
             return [build_network(job, self.specs, self.features, self.host)] * len(self.devices)
         return [build_network(job, self.specs, self.features, device) for device in self.devices]
+
+    @property
+    def _blas(self) -> str:
+        """Name of the library of the network's matrix products, on which their bits depend."""
+        return blas_build() if self.devices[0].kind == "cpu" else "cublas"
+
+    def _compare_blas(self, snapshot: Snapshot) -> None:
+        """Log a warning if another BLAS made the snapshot that this run goes on from."""
+        made_by = snapshot.draft.settings.get("blas", self._blas)  # older snapshots do not name it
+        if self.rank == 0 and made_by != self._blas:
+            logger.warning(
+                "snapshot %s was made with the BLAS %s; this run goes on with %s, so its network may differ in the "
+                "last bits from that of an uninterrupted run",
+                *(snapshot.id, made_by, self._blas),
+            )
 
     def _take_up(self, directory: ModelDirectory, snapshot: Snapshot) -> None:
         """Load network and metrics from a snapshot; raise ConfigError if its model has other settings."""
@@ -408,6 +425,7 @@ class OpenNode:
         self._writer.write(snapshot.lines, snapshot.last_batch)
         self._writer.end_file()
         settings = {"numerics": NUMERICS, "result": self.job.result_fields(), "job": self.job.model_dump(mode="json")}
+        settings["blas"] = self._blas
         settings["order"] = order_before(self.job, self.training, snapshot.position)
         if accepted := self._accepted_changes():
             settings["accepted_changes"] = accepted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import daskps
+from daskps.nn.blas import blas_build
 from daskps.view.settings import settings_text
 from tests.cli.helpers import Run
 
@@ -206,6 +208,8 @@ def test_inspect_says_how_large_the_model_is(model: Path, run: Run, run_json: Js
     assert said["health"] == []
     text = run("inspect", model).stdout
     assert f"{said['tables']['main']['rows']:,}" in text
+    assert said["blas"] == blas_build()
+    assert re.search(rf"BLAS +{re.escape(blas_build())}", text)
     terms = {term["name"]: term for term in said["memory"]}
     assert terms["index"]["bytes"] == 12 * said["tables"]["main"]["rows"]
     assert terms["rows of batches"]["bytes"] > 0, "the record has the size of a batch"

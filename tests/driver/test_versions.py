@@ -1,6 +1,7 @@
 """Settings and arithmetic change between releases: a model goes on with its own settings, or not at all."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 import daskps
 from daskps.config import complete, make_job, recorded_job
 from daskps.errors import ConfigError
+from daskps.nn.blas import blas_build
 from daskps.storage.model_directory import ModelDirectory
 from daskps.version import KEY_RULE, NUMERICS
 from tests.driver.helpers import SMALL, Trained, merged, model_bits, stopper
@@ -54,6 +56,31 @@ def test_a_setting_that_a_resumed_job_does_not_name_is_the_models(
     assert model_bits(path) == model_bits(whole)
     assert "tables.main.optimizer.beta1 = 0.8" in caplog.text
     assert "train.epochs = 2" in caplog.text
+
+
+def test_a_snapshot_records_its_blas_and_a_run_with_another_one_says_so_once_and_goes_on(
+    trained: Trained, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "BLAS" in record.getMessage()]
+        caplog.clear()
+        return found
+
+    path = trained(out=tmp_path / "one", **stopper(1))[1]
+    snapshot = ModelDirectory(str(path)).snapshot()
+    assert snapshot is not None
+    assert snapshot.draft.settings["blas"] == blas_build()
+    shutil.copytree(path, tmp_path / "same")
+    trained(out=tmp_path / "same")
+    assert not told()
+    monkeypatch.setattr("daskps.node.node.blas_build", lambda: "mkl 2031.1 Diamond")
+    outcome, _ = trained(out=path)
+    assert outcome.progress.position == 6_000
+    (message,) = told()
+    assert f"made with the BLAS {blas_build()}; this run goes on with mkl 2031.1 Diamond" in message
+    snapshot = ModelDirectory(str(path)).snapshot()
+    assert snapshot is not None
+    assert snapshot.draft.settings["blas"] == "mkl 2031.1 Diamond"
 
 
 def test_a_setting_that_a_resumed_job_names_is_never_replaced(trained: Trained) -> None:
