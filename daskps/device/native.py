@@ -31,7 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
     # structs of 8-byte words that arrays hold; the sources declare and document their fields
-    "Slot": np.dtype(np.uint64),
+    "Cell": np.dtype(np.uint64),
     "Shard": np.dtype(np.uint64),
     "Source": np.dtype(np.uint64),
     "IndexGroups": np.dtype(np.uint64),

@@ -54,15 +54,15 @@ def _unique_cpu(device: CpuDevice, keys: Array, scratch: Workspace) -> Unique:
     device.launch("unique_count", n, keys=keys, n=n, bits=bits, counts=places)
     largest = library().unique_places(counts=places, shares=shares, bits=bits, part_starts=part_starts)
     device.launch("unique_deal", n, keys=keys, n=n, bits=bits, places=places, cursors=cursors, mixed=mixed)
-    table_slots = 1 << max(4 * largest, 64).bit_length()
+    table_cells = 1 << max(4 * largest, 64).bit_length()
     device.launch(
         "unique_parts",
         n,
         mixed=mixed,
         part_starts=part_starts,
         bits=bits,
-        table_slots=table_slots,
-        tables=scratch.take("tables", (shares, table_slots), np.int32),
+        table_cells=table_cells,
+        tables=scratch.take("tables", (shares, table_cells), np.int32),
         next_part=np.zeros(1, np.int64),
         local=local,
         distinct_counts=counts,
@@ -92,8 +92,8 @@ def _unique_cuda(device: Device, keys: Array) -> Unique:
     from daskps.hbm.hash_table import Shard, build_table, find_rows, join_shards
 
     distinct = distinct_keys(device, keys)
-    slots = build_table(device, keys=distinct)
-    shards = join_shards([Shard(device, device.empty((len(distinct), 1), np.float32), slots)])
+    cells = build_table(device, keys=distinct)
+    shards = join_shards([Shard(device, device.empty((len(distinct), 1), np.float32), cells)])
     return Unique(distinct, find_rows(device, shards=shards, keys=keys))
 
 

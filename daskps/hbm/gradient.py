@@ -19,7 +19,6 @@ from daskps.errors import ArgumentError, NonFiniteError
 from daskps.hbm.optimizer import Optimizer, optimizer_fields
 from daskps.hbm.pooling import Groups, check_dim
 
-FIXED_BITS = 36  # bits after the binary point of a sum, whose unit is 2^-36; as in kernels/gradient.cuh
 GRADIENT_LIMIT = 32768.0  # a gradient of this magnitude or more is an error
 _PROBLEMS = {
     1: f"a gradient was NaN, infinite or at least {GRADIENT_LIMIT:.0f} in magnitude",

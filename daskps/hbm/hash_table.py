@@ -1,6 +1,6 @@
 """Hash table from keys to row numbers, sharded over the devices of a node.
 
-Input: the distinct keys of each device. Output: one array of hash cells (`slots`) per device. `Shards` joins the cells
+Input: the distinct keys of each device. Output: one array of hash cells per device. `Shards` joins the cells
 and the rows of all devices, so that each device can search and read all of them in one launch. The shard of a key is
 `partition(..., salt=DEVICE_SALT)`.
 """
@@ -15,49 +15,49 @@ import numpy as np
 from daskps.device.device import Array, Device, check_array, check_int32_count
 from daskps.errors import ArgumentError, CapacityError
 
-SLOT_BYTES = 16  # of one hash cell: key, row number and 4 unused bytes (kernels/shard.cuh)
+CELL_BYTES = 16  # of one hash cell: key, row number and 4 unused bytes (kernels/shard.cuh)
 BUCKET = 4  # hash cells per cache line, as in kernels/shard.cuh
 LOAD = 0.5  # keys per hash cell: at this load 19 of 20 keys are in their home bucket
 DEVICE_SALT = 0xD1B54A32D192ED03  # hash salt that assigns keys to devices, SHARD_SALT in kernels/shard.cuh
 
 
-def table_slots(keys: int) -> int:
+def table_cells(keys: int) -> int:
     """Return the number of hash cells for `keys` keys: whole buckets at load LOAD."""
     return max(int(keys / LOAD / BUCKET) + 1, 2) * BUCKET
 
 
-def build_table(device: Device, *, keys: Array, first_row: int = 0, slots: Array | None = None) -> Array:
+def build_table(device: Device, *, keys: Array, first_row: int = 0, cells: Array | None = None) -> Array:
     """Build a hash table and return its cells (capacity, 2). Key i gets row ``first_row + i``; keys must be distinct.
 
-    `slots` is memory to build it in, with any content; only whole buckets of four cells are used. By default the memory
-    is allocated with `table_slots` cells.
+    `cells` is memory to build it in, with any content; only whole buckets of four cells are used. By default the memory
+    is allocated with `table_cells` cells.
     """
     check_array("build_table", "keys", keys, device, np.uint64, (None,))
     check_int32_count("build_table", "rows", first_row + len(keys))
-    if slots is None:
-        slots = device.empty((table_slots(len(keys)), 2), np.uint64)
-    check_array("build_table", "slots", slots, device, np.uint64, (None, 2))
-    capacity = len(slots) // BUCKET * BUCKET
+    if cells is None:
+        cells = device.empty((table_cells(len(keys)), 2), np.uint64)
+    check_array("build_table", "cells", cells, device, np.uint64, (None, 2))
+    capacity = len(cells) // BUCKET * BUCKET
     if len(keys) > capacity:
         raise CapacityError(
-            f"a hash table of {capacity:,} slots cannot hold {len(keys):,} keys; give it at least "
-            f"{table_slots(len(keys)):,} slots ({table_slots(len(keys)) * SLOT_BYTES:,} bytes), or use a smaller batch"
+            f"a hash table of {capacity:,} cells cannot hold {len(keys):,} keys; give it at least "
+            f"{table_cells(len(keys)):,} cells ({table_cells(len(keys)) * CELL_BYTES:,} bytes), or use a smaller batch"
         )
     failed = device.zeros(1, np.int32)
-    device.launch("table_clear", capacity, slots=slots, capacity=capacity)
+    device.launch("table_clear", capacity, cells=cells, capacity=capacity)
     device.launch(
         "table_build",
         len(keys),
         keys=keys,
         n=len(keys),
         first_row=first_row,
-        slots=slots,
+        cells=cells,
         capacity=capacity,
         failed=failed,
     )
     if device.to_host(failed)[0]:
-        raise CapacityError(f"a hash table of {capacity:,} slots had no room for some of {len(keys):,} keys")
-    return slots
+        raise CapacityError(f"a hash table of {capacity:,} cells had no room for some of {len(keys):,} keys")
+    return cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Shard:
 
     device: Device
     rows: Array  # (n, width) float32
-    slots: Array | None = None  # (capacity, 2) uint64 hash cells; None if the shard is not searched
+    cells: Array | None = None  # (capacity, 2) uint64 hash cells; None if the shard is not searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ def join_shards(shards: Sequence[Shard]) -> Shards:
         raise ArgumentError("join_shards: wants at least one shard, got none; pass one per device")
     for shard in shards:
         check_array("join_shards", "rows", shard.rows, shard.device, np.float32, (None, shards[0].rows.shape[1]))
-        if shard.slots is not None:
-            check_array("join_shards", "slots", shard.slots, shard.device, np.uint64, (None, 2))
+        if shard.cells is not None:
+            check_array("join_shards", "cells", shard.cells, shard.device, np.uint64, (None, 2))
     first_rows = [0]
     table = np.zeros((len(shards), 5), np.uint64)
     for m, shard in enumerate(shards):
-        if shard.slots is not None:
-            table[m, :2] = shard.device.pointer(shard.slots), len(shard.slots) // BUCKET * BUCKET
+        if shard.cells is not None:
+            table[m, :2] = shard.device.pointer(shard.cells), len(shard.cells) // BUCKET * BUCKET
         table[m, 2:] = shard.device.pointer(shard.rows), first_rows[m], len(shard.rows)
         first_rows.append(first_rows[m] + len(shard.rows))
     check_int32_count("join_shards", "rows", first_rows[-1])

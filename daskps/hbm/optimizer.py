@@ -22,6 +22,8 @@ from daskps.errors import ArgumentError
 from daskps.settings import RECORDED, Decay, FiniteNonNegative, LearningRate, Settings, as_float32
 from daskps.types import Field, Merge, RowLayout
 
+FIXED_ONE = 2**36  # fixed point: the integer that stands for 1.0 in gradient sums, as in kernels/gradient.cuh
+
 OptimizerKind: TypeAlias = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
 
 
@@ -181,7 +183,7 @@ class Optimizer:
         gradient sums are divided."""
         names = struct_dtype("Optimizer").names or ()
         settings = {name: getattr(self, name) for name in names if name not in ("kind", "factor")}
-        return make_struct("Optimizer", kind=OPTIMIZERS[self.kind].number, factor=2.0**-36 / weight, **settings)
+        return make_struct("Optimizer", kind=OPTIMIZERS[self.kind].number, factor=1 / FIXED_ONE / weight, **settings)
 
 
 def optimizer_fields(kind: OptimizerKind, dim: int) -> tuple[Field, ...]:

@@ -115,6 +115,24 @@ class Groups:
     slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Occurrences:
+    """The occurrences to group: checked arguments of `group_occurrences`."""
+
+    row_of: Array
+    offsets: Array
+    slots: int
+    first_row: int
+    row_count: int
+    pooling: int  # number of the kernels
+    weights: Array | None
+
+    @property
+    def scaled(self) -> bool:
+        """True if an occurrence has a coefficient, False if all coefficients are 1."""
+        return self.weights is not None or self.pooling != POOLINGS["sum"]
+
+
 def group_occurrences(
     device: Device,
     *,
@@ -137,27 +155,15 @@ def group_occurrences(
         raise ArgumentError(f"group_occurrences: pooling must be one of {sorted(POOLINGS)}, got {pooling!r}")
     if first_row < 0 or row_count < 0 or first_row + row_count > 2**31 - 1:
         raise ArgumentError(f"group_occurrences: no such rows: {row_count} from {first_row} on")
-    scaled = weights is not None or pooling != "sum"
+    found = _Occurrences(row_of, offsets, slots, first_row, row_count, POOLINGS[pooling], weights)
     if isinstance(device, CpuDevice):
-        scratch = workspace or Workspace(device)
-        return _group_cpu(
-            device, row_of, offsets, slots, first_row, row_count, POOLINGS[pooling], weights, scaled, scratch
-        )
-    return _group_cuda(device, row_of, offsets, slots, first_row, row_count, POOLINGS[pooling], weights, scaled)
+        return _group_cpu(device, found, workspace or Workspace(device))
+    return _group_cuda(device, found)
 
 
-def _group_cpu(
-    device: CpuDevice,
-    row_of: Array,
-    offsets: Array,
-    slots: int,
-    first_row: int,
-    row_count: int,
-    pooling: int,
-    weights: Array | None,
-    scaled: bool,
-    scratch: Workspace,
-) -> Groups:
+def _group_cpu(device: CpuDevice, occurrences: _Occurrences, scratch: Workspace) -> Groups:
+    row_of, offsets, scaled = occurrences.row_of, occurrences.offsets, occurrences.scaled
+    first_row, row_count = occurrences.first_row, occurrences.row_count
     n, shares = len(row_of), device.share_count(len(row_of))
     shift = PART_SHIFT
     while (row_count >> shift) >= MOST_PARTS:
@@ -177,8 +183,8 @@ def _group_cpu(
         **values,
         offsets=offsets,
         bags=len(offsets) - 1,
-        weights=weights,
-        pooling=pooling,
+        weights=occurrences.weights,
+        pooling=occurrences.pooling,
         next=places,
         dealt=dealt,
         dealt_coefficients=dealt_coefficients,
@@ -212,7 +218,9 @@ def _group_cpu(
     bases = np.zeros(parts + 1, np.int32)
     np.cumsum(touched_counts, out=bases[1:])
     found = int(bases[-1])
-    groups = Groups(device.empty(found, np.int32), device.empty(found + 1, np.int32), bags, coefficients, slots)
+    groups = Groups(
+        device.empty(found, np.int32), device.empty(found + 1, np.int32), bags, coefficients, occurrences.slots
+    )
     device.launch(
         "group_join",
         n,
@@ -227,38 +235,28 @@ def _group_cpu(
     return groups
 
 
-def _group_cuda(
-    device: Device,
-    row_of: Array,
-    offsets: Array,
-    slots: int,
-    first_row: int,
-    row_count: int,
-    pooling: int,
-    weights: Array | None,
-    scaled: bool,
-) -> Groups:
+def _group_cuda(device: Device, occurrences: _Occurrences) -> Groups:
     """Group as `_group_cpu` does, with CuPy's stable sort."""
-    xp, n = device.xp, len(row_of)
-    bag_of = device.empty(n, np.int32)
-    scales = device.empty(n, np.float32) if scaled else None
+    xp, row_of, offsets, first_row = device.xp, occurrences.row_of, occurrences.offsets, occurrences.first_row
+    bag_of = device.empty(len(row_of), np.int32)
+    scales = device.empty(len(row_of), np.float32) if occurrences.scaled else None
     device.launch(
         "group_bags",
         len(offsets) - 1,
         tiles=True,
         offsets=offsets,
         bags=len(offsets) - 1,
-        weights=weights,
-        pooling=pooling,
+        weights=occurrences.weights,
+        pooling=occurrences.pooling,
         bag_of=bag_of,
         coefficients=scales,
     )
     with device.active():
-        mine = xp.flatnonzero((row_of >= first_row) & (row_of < first_row + row_count))
+        mine = xp.flatnonzero((row_of >= first_row) & (row_of < first_row + occurrences.row_count))
         rows = row_of[mine] - np.int32(first_row)
         order = xp.argsort(rows, kind="stable")
-        rows, occurrences = rows[order], mine[order]
+        rows, kept = rows[order], mine[order]
         heads = xp.flatnonzero(xp.diff(rows, prepend=xp.full(1, -1, np.int32)))
         starts = xp.concatenate([heads, xp.full(1, len(rows), np.int64)]).astype(np.int32)
-        coefficients = None if scales is None else scales[occurrences]
-        return Groups(rows[heads], starts, bag_of[occurrences], coefficients, slots)
+        coefficients = None if scales is None else scales[kept]
+        return Groups(rows[heads], starts, bag_of[kept], coefficients, occurrences.slots)

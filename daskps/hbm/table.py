@@ -221,8 +221,8 @@ class HbmTable:
         pieces = []
         for m, shard in enumerate(self.shards.shards):
             keys = shard.device.from_host(self._keys(m))
-            slots = build_table(shard.device, keys=keys, first_row=int(self._starts[m]))
-            pieces.append(Shard(shard.device, shard.rows, slots))
+            cells = build_table(shard.device, keys=keys, first_row=int(self._starts[m]))
+            pieces.append(Shard(shard.device, shard.rows, cells))
         self._shards = join_shards(pieces)
         self._searchable = True
 

@@ -3,16 +3,16 @@
 #include "dense.cuh"
 
 #if ON_CPU
-#define COLUMNS 64  // 16 would be unrolled before it is vectorised, and branch on every value: 20 times slower
+#define COLUMNS 64  // with 16, GCC unrolls before it vectorises, and branches on every value: 20 times slower
 #else
 #define COLUMNS 1  // neighbouring threads take neighbouring columns
 #endif
-#define ROWS 32  // summed in float before they are rounded; decides the bits
+#define ROWS 32  // summed in float before they are rounded; affects the bits
 #define CHUNK 1024
-// A run of ROWS rows gives one addend of a bias' sum; 2^15 of them, 2^20 examples, less than 2^47 each cannot overflow.
+// A run of ROWS rows is one addend of a bias' sum. 2^20 examples give 2^15 addends of less than 2^47: no overflow.
 #define RUN_LIMIT 140737488355328.0
 
-// Layer kernels cut (rows, columns) into runs of rows by runs of columns.
+// Part of a matrix (rows, columns) that one thread works on: a run of rows by a run of columns.
 struct Cut {
     int64_t row, row_end, column;
     int width;
@@ -108,8 +108,8 @@ KERNEL(add_fixed, const float* gradients, int64_t n, int64_t* sums, int32_t* fla
 
 DEVICE float mean_gradient(const int64_t* sums, int64_t i, double scale) { return (float)((double)sums[i] * scale); }
 
-// The gradient that an optimizer takes, of one parameter: clipped, then L2, which pulls on the first `decayed` of them, the
-// weights and not the biases.
+// Returns the gradient of one parameter for the optimizer: clipped, then with L2, which applies to the first `decayed`
+// parameters, the weights.
 DEVICE float step_gradient(const int64_t* sums, const float* parameters, int64_t i, double scale, float clip, float l2,
                            int64_t decayed) {
     const float g = clip * mean_gradient(sums, i, scale);

@@ -1,6 +1,6 @@
-// Sums of the dense network in 64-bit fixed point: integers, whose sum does not depend on the order of adding.
-// `fixed` rounds to the nearest integer by adding 1.5 * 2^52, which needs |x| < 2^51. What is added and is not finite or
-// too large raises a flag.
+// Sums of the dense network in 64-bit fixed point: a sum of integers does not depend on the order of its addends.
+// `fixed` rounds to the nearest integer by adding 1.5 * 2^52, which needs |x| < 2^51. A flag is set if an addend is not
+// finite or too large.
 #pragma once
 #include "dialect.cuh"
 
@@ -14,7 +14,7 @@ DEVICE bool fits_fixed(double x) { return (x < FIXED_LIMIT) & (x > -FIXED_LIMIT)
 
 DEVICE int64_t fixed(double x) { return (int64_t)(DOUBLE_BITS(x + FIXED_MAGIC) - FIXED_MAGIC_BITS); }
 
-// Adds one addend of a sum; several threads of a GPU may add to the same one, on the CPU each thread has its own sums.
+// Adds to a sum. Several threads of a GPU may add to the same sum; on the CPU each thread has its own sums.
 DEVICE void add_fixed_to(int64_t* sum, double x) {
 #if ON_CPU
     *sum += fixed(x);

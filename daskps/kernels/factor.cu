@@ -4,9 +4,9 @@
 #include "dialect.cuh"
 
 #if ON_CPU
-#define ONE_BY_ONE _Pragma("GCC unroll 1")  // once unrolled, a loop of 16 is no longer vectorised: 4 times slower
+#define ONE_BY_ONE _Pragma("GCC unroll 1")  // GCC does not vectorise a loop of 16 that it has unrolled: 4 times slower
 #else
-#define ONE_BY_ONE _Pragma("unroll")  // else the sums would not be in registers
+#define ONE_BY_ONE _Pragma("unroll")  // keeps the sums in registers
 #endif
 
 // totals (n, D) and squares (n, D) += the sums over the slots of one table. pooled (n, slots * D)
@@ -20,7 +20,7 @@ template <int FIXED> DEVICE void sum_slots(const float* pooled, int64_t slots, i
         }
 }
 
-// The sums of one example live in registers where the dimension is a usual one: 3 times the speed.
+// For common dimensions, the sums of one example stay in registers: 3 times as fast.
 template <int FIXED> DEVICE void sum_slots_in_registers(const float* pooled, int64_t slots, float* total, float* square) {
     float t[FIXED], q[FIXED];
     for (int d = 0; d < FIXED; ++d) t[d] = total[d], q[d] = square[d];

@@ -3,29 +3,19 @@
 //   gradient_sum, then gradient_add for what other nodes send, then gradient_apply
 #include "optimizer.cuh"
 
-DEVICE int64_t row_holding(const int32_t* starts, int64_t touched, int64_t occurrence) {
-    int64_t low = 0, high = touched;  // the last row that starts at or before the occurrence
-    while (high - low > 1) {
-        const int64_t middle = (low + high) / 2;
-        if (starts[middle] <= occurrence) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 #if ON_CPU
 struct Range {
     int64_t first, last;
 };
 
-// The first row that starts at or after an occurrence.
+// Returns the first row that starts at or after an occurrence.
 DEVICE int64_t row_from(const int32_t* starts, int64_t touched, int64_t occurrence) {
     if (touched == 0 || occurrence <= 0) return 0;
     if (occurrence >= starts[touched]) return touched;
-    return row_holding(starts, touched, occurrence - 1) + 1;
+    return last_start(starts, touched, occurrence - 1) + 1;
 }
 
-// A share's rows, such that shares have about equal numbers of occurrences: each row is summed by one thread.
+// Returns the rows of a share. All shares have about the same number of occurrences; each row is summed by one thread.
 DEVICE Range balanced_rows(const int32_t* starts, int64_t touched SHARE_PARAMETERS) {
     const int64_t n = starts[touched];
     return {row_from(starts, touched, n * share_index / share_count),
@@ -81,7 +71,7 @@ CPU_KERNEL(gradient_update, const Source* sources, int32_t source_count, int32_t
     WITH_DIMENSION(dim, update_rows, gradient, optimizer, touched, touched_count, width, rows, status SHARE);
 }
 #else
-// A long list of occurrences is cut into runs of RUN, whatever their rows; integer atomics join what belongs together.
+// Occurrences are cut into runs of RUN, across rows. Integer atomics add up the parts of a row that was cut.
 #define RUN 64
 template <int MAX>
 DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_t* sums, int32_t* status) {
@@ -91,7 +81,7 @@ DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_
     FOR_TILES(run, (n + RUN - 1) / RUN) {
         int64_t first = run * RUN;
         const int64_t last = first + RUN < n ? first + RUN : n;
-        for (int64_t t = row_holding(g.starts, touched_count, first); first < last; ++t) {
+        for (int64_t t = last_start(g.starts, touched_count, first); first < last; ++t) {
             const int64_t end = g.starts[t + 1] < last ? g.starts[t + 1] : last;
             uint64_t sum[REGISTERS(MAX)];
             sum_occurrences<MAX>(D, g, first, end, 0, sum, findings);
@@ -106,7 +96,7 @@ DEVICE void sum_rows(int32_t D, const Gradient& g, int64_t touched_count, int64_
 }
 #endif
 
-// sums (touched_count, dim): written on the CPU, added to (so cleared before the launch) on the GPU
+// sums (touched_count, dim): overwritten on the CPU; added to on the GPU, so the caller clears them first
 KERNEL(gradient_sum, const Source* sources, int32_t source_count, int32_t slots, int64_t stride, int64_t column,
        int64_t touched_count, const int32_t* starts, const int32_t* bags, const float* coefficients, int32_t dim,
        int64_t* sums, int32_t* status) {

@@ -3,21 +3,20 @@
 //
 // A contribution g becomes an integer by one double addition: g + 1.5 * 2^16 has g, rounded to units of 2^-36, in its low
 // bits, and its upper 12 bits are 0x40f exactly if |g| < 2^15; NaN and infinity fail that test too. Up to 1024
-// contributions add up to less than 2^61; a longer sum is tested after every 1024, so it cannot wrap unseen.
+// contributions add up to less than 2^61; a longer sum is tested after every 1024, so an overflow is always detected.
 #pragma once
 #include "pooling.cuh"
 
 enum { BAD_CONTRIBUTION = 1, BAD_SUM = 2, BAD_ROW = 4 };  // bits of the status word
 enum { CHUNK = 1024 };
 
-#define FIXED_ONE 68719476736.0  // 2^36
 #define FIXED_MAGIC 98304.0  // 1.5 * 2^16: a double of this size counts in units of 2^-36
 #define FIXED_MAGIC_BITS 0x40f8000000000000ull
 #define FIXED_RANGE_BITS 0x40f0000000000000ull
 #define FIXED_SUM_LIMIT ((uint64_t)1 << 61)
 
-// Where findings about register k are collected: beside it on the CPU, so that vectors need no reduction; in one
-// register on the GPU.
+// Index of the error word for register k: one word per register on the CPU, so that vector code needs no reduction; a
+// single one on the GPU.
 #define FOUND(k) (ON_CPU ? (k) : 0)
 #define COLLECTED(dims) (ON_CPU ? (dims) : 1)
 
@@ -27,7 +26,7 @@ struct Source {       // the gradient of the pooled output on one device
 };
 
 struct Gradient {
-    const float* values;    // where one device has it all, bag after bag, else null
+    const float* values;    // if one device has all gradients, without gaps; else null
     const Source* sources;  // (source_count,) in the order of their bags
     int32_t source_count, slots;
     int64_t stride, column;
@@ -84,11 +83,11 @@ DEVICE void add_chunk(int32_t D, const Gradient& g, int64_t first, int64_t last,
     }
 }
 
-// What went wrong with the rows of a thread: collected without a branch, looked at once by `status_of`.
+// Errors in the rows of one thread: collected without branches, evaluated once by `status_of`.
 template <int MAX>
 struct Findings {
-    uint64_t wrong[COLLECTED(MAX)];    // of contributions: the range test
-    uint32_t largest[COLLECTED(MAX)];  // of new embeddings: magnitude's bits, of which infinity and NaN are the largest
+    uint64_t wrong[COLLECTED(MAX)];    // range test of the contributions: an upper bit is set if one is out of range
+    uint32_t largest[COLLECTED(MAX)];  // largest magnitude of new embeddings, as bits; infinity and NaN are the largest
     int32_t status;
 };
 
@@ -108,7 +107,7 @@ DEVICE int32_t status_of(const Findings<MAX>& f) {
     return f.status | (wrong >> 52 ? BAD_CONTRIBUTION : 0) | (largest >= 0x7f800000u ? BAD_ROW : 0);
 }
 
-// The sum over occurrences [first, last) into `sum`.
+// Writes the sum over occurrences [first, last) to `sum`.
 template <int MAX>
 DEVICE void sum_occurrences(int32_t D, const Gradient& g, int64_t first, int64_t last, int64_t ahead_end, uint64_t* sum,
                             Findings<MAX>& findings) {

@@ -1,10 +1,10 @@
-// The occurrences of a step grouped by row, on the CPU (the GPU sorts with CuPy): which rows are touched, ascending, and
-// for each its occurrences in their order. Only rows [first_row, first_row + row_count) count: a shard's own.
-// A row range is cut into parts of 2^shift rows, whose counters stay in cache:
-//   group_count    how many occurrences of each share go to each part
-//   group_deal     row and bag of each occurrence in one word, and its coefficient, part by part
-//   group_sort     within a part: a bit per row gives the touched rows in order, a counter per row their places
-//   group_join     the parts' lists of touched rows, closed up
+// Groups the occurrences of a step by row, on the CPU (a GPU sorts with CuPy): the touched rows, ascending, and for each
+// its occurrences in their order. Only the rows of one shard count, [first_row, first_row + row_count). A radix sort by
+// parts of 2^shift rows, whose counters stay in cache:
+//   group_count    counts the occurrences of each share in each part
+//   group_deal     writes row and bag of each occurrence as one word, and its coefficient, part by part
+//   group_sort     sorts each part: a bit per row gives the touched rows in order, a counter per row their positions
+//   group_join     concatenates the parts' lists of touched rows
 #include "pooling.cuh"
 
 DEVICE float occurrence_coefficient(const int64_t* offsets, int64_t bag, const float* weights, int64_t i, int32_t pooling) {
@@ -12,7 +12,7 @@ DEVICE float occurrence_coefficient(const int64_t* offsets, int64_t bag, const f
     return weights ? weights[i] * scale : scale;
 }
 
-// The bag of each occurrence and, where coefficients is not null, weight * scale of the bag: what the GPU's sort needs.
+// Writes the bag of each occurrence and, unless coefficients is null, weight * scale of the bag; for the sort on a GPU.
 KERNEL(group_bags, const int64_t* offsets, int64_t bags, const float* weights, int32_t pooling, int32_t* bag_of,
        float* coefficients) {
     FOR_TILES(bag, bags) {
@@ -34,7 +34,7 @@ CPU_KERNEL(group_count, const int32_t* row_of, int64_t n, int32_t first_row, int
     }
 }
 
-// counts become each share's next place in each part; part_starts (parts + 1). Returns the number of occurrences.
+// Turns counts into each share's first position in each part; part_starts (parts + 1). Returns the number of occurrences.
 NATIVE(int64_t, group_places, int32_t* counts, int64_t shares, int64_t parts, int32_t* part_starts) {
     int32_t place = 0;
     for (int64_t part = 0; part < parts; ++part) {
@@ -49,22 +49,12 @@ NATIVE(int64_t, group_places, int32_t* counts, int64_t shares, int64_t parts, in
     return place;
 }
 
-DEVICE int64_t bag_holding(const int64_t* offsets, int64_t bags, int64_t occurrence) {
-    int64_t low = 0, high = bags;  // the last bag that starts at or before the occurrence
-    while (high - low > 1) {
-        const int64_t middle = (low + high) / 2;
-        if (offsets[middle] <= occurrence) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-// The dealt lists are grouped by part; coefficients are null where all are one.
+// dealt, dealt_coefficients: by part; the coefficients are null if all are 1.
 CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets, int64_t bags, const float* weights,
            int32_t pooling, int32_t first_row, int32_t row_count, int32_t shift, int64_t parts, int32_t* next,
            uint64_t* dealt, float* dealt_coefficients) {
     int32_t* mine = next + share_index * parts;
-    int64_t bag = bag_holding(offsets, bags, n * share_index / share_count);
+    int64_t bag = last_start(offsets, bags, n * share_index / share_count);
     FOR_ITEMS(i, n) {
         while (offsets[bag + 1] <= i) ++bag;
         const uint32_t row = (uint32_t)row_of[i] - (uint32_t)first_row;
@@ -75,8 +65,8 @@ CPU_KERNEL(group_deal, const int32_t* row_of, int64_t n, const int64_t* offsets,
     }
 }
 
-// counters (shares, 2^shift), marks (shares, 2^shift / 64): zeroed, and left so. Part p writes its touched rows and their
-// starts from place part_starts[p] on, and says how many in touched_counts.
+// counters (shares, 2^shift) and marks (shares, 2^shift / 64) must be 0, and are 0 again afterwards. Part p writes its
+// touched rows and their starts from position part_starts[p] on, and their number to touched_counts[p].
 CPU_KERNEL(group_sort, const int32_t* part_starts, int64_t parts, int32_t shift, int64_t* next_part, int32_t* counters,
            uint64_t* marks, const uint64_t* dealt, const float* dealt_coefficients, int32_t* touched, int32_t* starts,
            int32_t* touched_counts, int32_t* bags, float* coefficients) {

@@ -25,7 +25,7 @@ DEVICE double logarithm(double x) {
     return (double)exponent * 0.6931471805599453 + 2.0 * s * series;
 }
 
-// The value that a standard normal variable stays below with probability p, 0 < p < 1.
+// Returns the quantile of the standard normal distribution at p, 0 < p < 1.
 DEVICE double normal_quantile(double p) {
     const double q = p - 0.5;
     if (q <= 0.425 && q >= -0.425) {
@@ -55,7 +55,7 @@ DEVICE float initial_value(uint64_t of_key, int32_t column, int32_t kind, float 
     return (float)((double)a + (double)b * normal_quantile(p));
 }
 
-// Columns [column, column + count) of the rows of `keys`, which stand at `positions` of rows (or at 0..n-1 if null).
+// Writes columns [column, column + count) of the rows of `keys`: row positions[i], or row i if null, belongs to keys[i].
 KERNEL(initial_rows, const uint64_t* keys, const int32_t* positions, int64_t n, uint64_t salt, int32_t kind, float a,
        float b, int32_t column, int32_t count, int32_t width, float* rows) {
     FOR_TILES(i, n) {

@@ -1,5 +1,5 @@
 // Log loss of a sigmoid, with its gradient. exp and log are polynomials in double, good to 1e-13 relative, so that every
-// CPU gives the same bits: libm and NumPy choose another exp by what the CPU knows.
+// CPU gives the same bits: libm and NumPy choose their exp by the features of the CPU.
 #include "dense.cuh"
 
 #define EXP_LIMIT 80.0  // exp(-80) = 1.8e-35 is still a normal float; the loss itself stays linear beyond it
@@ -49,7 +49,7 @@ DEVICE double magnitude(double z) { return BITS_DOUBLE(DOUBLE_BITS(z) & 0x7fffff
 
 DEVICE double exp_minus_magnitude(double z) {
     const double a = magnitude(z);
-    return exp_minus(a < EXP_LIMIT ? a : EXP_LIMIT);  // NaN gives EXP_LIMIT; the callers see to NaN
+    return exp_minus(a < EXP_LIMIT ? a : EXP_LIMIT);  // NaN becomes EXP_LIMIT; callers handle NaN
 }
 
 DEVICE bool countable(double x) { return magnitude(x) < 8192.0; }  // 2^13, so 2^20 examples cannot overflow a sum
@@ -63,7 +63,7 @@ KERNEL(sigmoid_of, const float* logits, int64_t n, float* probabilities) {
     }
 }
 
-// One example; nonzero if its weighted loss or its weight cannot be counted.
+// Computes one example. Returns nonzero if its weighted loss or its weight cannot be counted.
 DEVICE int32_t log_loss_of(float logit, float label, double w, float* probability, float* gradient, int64_t* loss,
                            int64_t* weight) {
     const double z = logit;
@@ -80,7 +80,7 @@ DEVICE int32_t log_loss_of(float logit, float label, double w, float* probabilit
 
 // weights may be null: all one. They are multiplied by `scale`, a power of two, so that the largest of a step are about 1.
 // gradients are of the weighted loss, not divided by anything; losses and example_weights are in units of 1 / EXAMPLE_ONE.
-// An example that cannot be counted raises the flag.
+// The flag is set if an example cannot be counted.
 KERNEL(log_loss, const float* logits, const float* labels, const float* weights, double scale, int64_t n,
        float* __restrict__ probabilities, float* __restrict__ gradients, int64_t* __restrict__ losses,
        int64_t* __restrict__ example_weights, int32_t* flag) {

@@ -1,4 +1,4 @@
-// Optimizers on one row. A row begins with the embedding (D values); the optimizer's state follows at once:
+// Optimizers of rows: one step of one row. A row begins with the embedding (D values); the optimizer's state follows:
 //   SGD              -
 //   ADAGRAD          accumulator (D)
 //   ROWWISE_ADAGRAD  accumulator (1): the mean of the squared gradient
@@ -8,8 +8,8 @@
 #pragma once
 #include "gradient.cuh"
 
-// On the CPU rows are summed, then stepped, in blocks of so many: a row's root and division take 30 cycles, in which the
-// sums of the next row cannot begin, because how many occurrences it has is guessed wrong too often.
+// On the CPU, the gradients of STEP_ROWS rows are summed, then the rows are updated. Row by row, the square root and the
+// division (30 cycles) would delay the next row's sum, because its number of occurrences is often mispredicted.
 #define STEP_ROWS 16
 
 enum { SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, FTRL };
@@ -26,7 +26,7 @@ struct Optimizer {
     double factor;    // from fixed point to the mean gradient: 2^-36 / weight of the step
 };
 
-// Partial sums of d % 8, then a tree: what the 8 lanes of a tile do with shuffles.
+// Partial sums by d % 8, then a tree: the order in which the 8 lanes of a tile add with shuffles.
 template <int MAX>
 DEVICE float sum_of_squares(int32_t D, const float* g) {
 #if ON_CPU
@@ -50,7 +50,7 @@ DEVICE float sum_of_squares(int32_t D, const float* g) {
 #endif
 }
 
-// base to the n-th by squaring, in double
+// Returns base^n by squaring, in double.
 DEVICE double power(double base, uint32_t n) {
     double result = 1.0;
     for (; n; n >>= 1) {
@@ -110,7 +110,7 @@ DEVICE void ftrl_row(int32_t D, const Optimizer& o, float* row, const float* g) 
     }
 }
 
-// One step of one row by its gradient, which is changed on the way.
+// Updates one row with its gradient g, which is overwritten.
 template <int MAX>
 DEVICE void step_row(int32_t D, const Optimizer& o, float* row, float* g, Findings<MAX>& findings) {
     if (o.clip_norm > 0) {
@@ -132,13 +132,13 @@ DEVICE void step_row(int32_t D, const Optimizer& o, float* row, float* g, Findin
     }
 }
 
-// The gradient of a row from the sum of its contributions.
+// Writes the mean gradient of a row, given the sum of its contributions.
 template <int MAX>
 DEVICE void mean_gradient(int32_t D, const Optimizer& o, const uint64_t* sum, float* g) {
     FOR_DIMS(d, k) g[k] = (float)((double)(int64_t)sum[k] * o.factor);
 }
 
-// One step of one row by the sum of its contributions.
+// Updates one row, given the sum of its contributions.
 template <int MAX>
 DEVICE void update_row(int32_t D, const Optimizer& o, float* row, const uint64_t* sum, Findings<MAX>& findings) {
     float g[REGISTERS(MAX)];

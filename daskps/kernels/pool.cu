@@ -4,7 +4,7 @@
 #include "shard.cuh"
 
 struct PoolArguments {
-    const float* rows;  // where one shard holds them all, else null
+    const float* rows;  // if one shard has all rows, else null
     const Shard* shards;
     int32_t shard_count, width, slots, pooling;
     const int32_t* row_of;

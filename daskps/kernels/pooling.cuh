@@ -1,4 +1,4 @@
-// How a bag is pooled, and where its columns stand; shared by the forward pass and the gradient.
+// Scale and position of a pooled bag, for the forward pass and for the gradient; search in sorted starts.
 #pragma once
 #include "dialect.cuh"
 
@@ -10,7 +10,19 @@ DEVICE float pooling_scale(int32_t pooling, int64_t n) {
     return 1.0f / (pooling == MEAN ? (float)n : SQRT_FLOAT((float)n));
 }
 
-// Bag (example, slot) stands at columns [slot * D, (slot + 1) * D) of its example's line of `stride` values.
+// Returns the last of n groups that starts at or before an item; starts (n,) ascends, and starts[0] is at or before it.
+template <class Start>
+DEVICE int64_t last_start(const Start* starts, int64_t n, int64_t item) {
+    int64_t low = 0, high = n;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (starts[middle] <= item) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// Bag (example, slot) has columns [slot * D, (slot + 1) * D) of its example's line of `stride` values.
 DEVICE int64_t bag_offset(int64_t bag, int32_t slots, int64_t stride, int32_t D) {
     if (stride == (int64_t)slots * D) return bag * D;
     const uint32_t example = (uint32_t)bag / (uint32_t)slots;

@@ -1,5 +1,5 @@
-// exp, log, sine and cosine from + - * / alone, in a fixed order. A libm may round otherwise on another machine; these give
-// the same bits on every machine and CPU variant, and a NumPy twin of a few lines gives them too. Relative error < 1e-15.
+// exp, log and sine from + - * / alone, in a fixed order. A libm may round differently on another machine; these give the
+// same bits on every machine and CPU variant, and so does a NumPy reference of a few lines. Relative error < 1e-15.
 #pragma once
 #include "dialect.cuh"
 

@@ -1,10 +1,10 @@
-// Distinct keys and the number of each occurrence, on the CPU (the GPU asks cuDF, then finds the numbers in a table).
-// Keys are dealt by their mixed bits into 2^bits parts whose small tables stay in cache. The order of the distinct keys
-// is (part, first occurrence), whatever the number of threads. Everything is read and written in long runs:
-//   unique_count    how many keys of each share go to each part
-//   unique_deal     mixed keys, part by part (the mix is a bijection: no need to carry the key)
-//   unique_parts    within a part: distinct ones to the front, and the local number of each occurrence
-//   unique_number   walk the keys again in their first order; every part is then one stream of local numbers
+// Distinct keys, and for each occurrence the number of its key, on the CPU (on a GPU cuDF finds the distinct keys, and a
+// hash table the numbers). A radix partition by the mixed bits makes 2^bits parts, whose small hash tables stay in cache.
+// The order of the distinct keys is (part, first occurrence) for any number of threads. Memory is accessed in long runs:
+//   unique_count    counts the keys of each share in each part
+//   unique_deal     writes the mixed keys part by part; mixing is a bijection, so the keys need not be kept
+//   unique_parts    moves the distinct keys of each part to its front, and numbers the occurrences within the part
+//   unique_number   reads the keys again in their original order; each part is then a stream of local numbers
 #include "dialect.cuh"
 
 #if ON_CPU
@@ -29,7 +29,7 @@ CPU_KERNEL(unique_count, const uint64_t* keys, int64_t n, int32_t bits, int32_t*
     }
 }
 
-// counts become each share's next place in each part; part_starts (parts + 1)
+// Turns counts into each share's first position in each part; part_starts (parts + 1). Returns the size of the largest part.
 NATIVE(int64_t, unique_places, int32_t* counts, int64_t shares, int32_t bits, int32_t* part_starts) {
     const int64_t parts = (int64_t)1 << bits;
     int32_t place = 0;
@@ -48,7 +48,7 @@ NATIVE(int64_t, unique_places, int32_t* counts, int64_t shares, int32_t bits, in
     return largest;
 }
 
-// places (shares, parts) is copied, because unique_number walks the same places again
+// places (shares, parts) stay unchanged, because unique_number needs them again
 CPU_KERNEL(unique_deal, const uint64_t* keys, int64_t n, int32_t bits, const int32_t* places, int32_t* cursors,
            uint64_t* mixed) {
     const int64_t parts = (int64_t)1 << bits;
@@ -64,26 +64,26 @@ CPU_KERNEL(unique_deal, const uint64_t* keys, int64_t n, int32_t bits, const int
 DEVICE void fill_table(int32_t* table, uint64_t mask, const uint64_t* distinct, int32_t count) {
     __builtin_memset(table, 0, (mask + 1) * sizeof *table);
     for (int32_t number = 1; number <= count; ++number) {
-        uint64_t slot = distinct[number - 1] & mask;
-        while (table[slot]) slot = (slot + 1) & mask;
-        table[slot] = number;
+        uint64_t cell = distinct[number - 1] & mask;
+        while (table[cell]) cell = (cell + 1) & mask;
+        table[cell] = number;
     }
 }
 
-// The number of `key`, counted from 1, or of the free slot where it belongs: 0.
-DEVICE int32_t probe(const int32_t* table, uint64_t mask, const uint64_t* distinct, uint64_t key, uint64_t* slot) {
+// Returns the number of `key`, counted from 1, or 0 if it is new; *cell is then the free cell for it.
+DEVICE int32_t probe(const int32_t* table, uint64_t mask, const uint64_t* distinct, uint64_t key, uint64_t* cell) {
     int32_t number;
-    while ((number = table[*slot]) && distinct[number - 1] != key) *slot = (*slot + 1) & mask;
+    while ((number = table[*cell]) && distinct[number - 1] != key) *cell = (*cell + 1) & mask;
     return number;
 }
 
-// tables (shares, table_slots) with table_slots a power of two of at least four times the largest part. A table starts
-// at half its part's keys and grows while it is more than half full, so repeated keys do not cost cleared memory.
-// Whether a key is new cannot be guessed, so it is no branch: the key is written behind the distinct ones in any case
-// (what stands there has been read), and counted if its slot was free. Only a collision branches.
-CPU_KERNEL(unique_parts, uint64_t* mixed, const int32_t* part_starts, int32_t bits, int64_t table_slots,
+// tables (shares, table_cells) with table_cells a power of two of at least four times the largest part. A table starts
+// at half its part's keys and grows when it is more than half full, so that no memory is cleared for repeated keys.
+// Whether a key is new cannot be predicted, so there is no branch on it: the key is always written behind the distinct
+// keys, where the input has been read already, and counted if its cell was free. Only a collision branches.
+CPU_KERNEL(unique_parts, uint64_t* mixed, const int32_t* part_starts, int32_t bits, int64_t table_cells,
            int32_t* tables, int64_t* next_part, int32_t* local, int32_t* distinct_counts) {
-    int32_t* table = tables + share_index * table_slots;
+    int32_t* table = tables + share_index * table_cells;
     for (int64_t part; (part = ATOMIC_NEXT(next_part)) < (int64_t)1 << bits;) {
         uint64_t* const keys = mixed + part_starts[part];
         int32_t* const numbers = local + part_starts[part];
@@ -94,14 +94,14 @@ CPU_KERNEL(unique_parts, uint64_t* mixed, const int32_t* part_starts, int32_t bi
         fill_table(table, mask, keys, 0);
         for (int32_t i = 0; i < n; ++i) {
             const uint64_t key = keys[i];
-            uint64_t slot = key & mask;
-            int32_t number = table[slot];
-            if (number && keys[number - 1] != key) number = probe(table, mask, keys, key, &slot);
+            uint64_t cell = key & mask;
+            int32_t number = table[cell];
+            if (number && keys[number - 1] != key) number = probe(table, mask, keys, key, &cell);
             const bool fresh = number == 0;
             keys[count] = key;
             count += fresh;
             number = fresh ? count : number;
-            table[slot] = number;
+            table[cell] = number;
             numbers[i] = number - 1;
             if ((uint64_t)count * 2 > mask) {
                 mask = 2 * mask + 1;
@@ -123,7 +123,7 @@ NATIVE(int64_t, unique_bases, const int32_t* distinct_counts, int32_t bits, int3
     return base;
 }
 
-// cursors are spent: places of this share again; distinct (bases[parts],), row_of (n,)
+// cursors are reset to the places of this share; distinct (bases[parts],), row_of (n,)
 CPU_KERNEL(unique_number, const uint64_t* keys, int64_t n, int32_t bits, const int32_t* places, int32_t* cursors,
            const uint64_t* mixed, const int32_t* part_starts, const int32_t* local, const int32_t* bases,
            uint64_t* distinct, int32_t* row_of) {
@@ -136,7 +136,7 @@ CPU_KERNEL(unique_number, const uint64_t* keys, int64_t n, int32_t bits, const i
         for (int64_t j = 0; j < count; ++j) {
             const int64_t part = top_bits(block[j], bits);
             const int32_t* from = local + next[part]++;
-            PREFETCH(from + 16);  // no hardware follows 512 streams
+            PREFETCH(from + 16);  // hardware prefetchers do not follow 512 streams
             row_of[start + j] = bases[part] + *from;
         }
     }

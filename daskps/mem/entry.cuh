@@ -71,13 +71,3 @@ static inline void prefetch_row(const float* row, int64_t width) {
     for (; byte < end; byte += 64) __builtin_prefetch(byte);
     __builtin_prefetch(end - 1);
 }
-
-// Copies in pieces of 16 bytes, the last one overlapping: a call of memcpy costs about 10 ns for rows of this size.
-static inline void copy_row(float* to, const float* from, int64_t width) {
-    if (width < 4) {
-        for (int64_t i = 0; i < width; ++i) __builtin_memcpy(to + i, from + i, 4);
-        return;
-    }
-    for (int64_t i = 0; i + 4 <= width; i += 4) __builtin_memcpy(to + i, from + i, 16);
-    __builtin_memcpy(to + width - 4, from + width - 4, 16);
-}

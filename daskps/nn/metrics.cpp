@@ -1,15 +1,15 @@
 // Streaming metrics: histograms of logits by label, and sums in fixed point. Integer sums are associative, so bits do not
-// depend on batches, threads or nodes; exp and log are those of portable.cuh, so not on the machine either.
+// depend on batches, threads or nodes; nor on the machine, because exp and log are those of portable.cuh.
 #include "portable.cuh"
 
 #define SUM_ONE 4294967296.0  // 2^32: a loss or prediction of 1
-#define LARGEST 8192.0f       // of a logit's size: a loss times a mantissa stays under 2^47 units of 1 / SUM_ONE
+#define LARGEST 8192.0f       // bound of a logit: a loss times a mantissa is then below 2^47 units of 1 / SUM_ONE
 #define METRIC_BLOCK 256
 
 // A float32 weight is an integer of 24 bits, its mantissa, times a power of two, so sums of weights are exact integers. In
-// a histogram they are spread over limbs: limb j has units of 2^(32 * (j - ONE_LIMB) - 20), and an example adds less than
-// 2^32 of them. Products with a weight are rounded as products with its mantissa in [1, 2) and added up by exponent, so a
-// power of two times all weights changes the exponents alone.
+// a histogram they are split into limbs: limb j has units of 2^(32 * (j - ONE_LIMB) - 20), and an example adds less than
+// 2^32 of them. Products with a weight are rounded as products with its mantissa in [1, 2) and summed by exponent. So if
+// all weights are multiplied by a power of two, only exponents change.
 #define LIMBS 10
 #define ONE_LIMB 5  // a weight of 1 is 2^20 units of this limb
 
@@ -23,7 +23,7 @@ DEVICE Weight split_weight(float weight) {
     return {(bits & 0x7fffffu) | (field ? 0x800000u : 0u), field ? (int)field : 1};
 }
 
-struct Limbs {  // what a weight adds to limbs `first` and `first` + 1
+struct Limbs {  // the addends of a weight to limbs `first` and `first` + 1
     uint64_t low, high;
     int first;
 };
@@ -34,11 +34,11 @@ DEVICE Limbs limbs_of(Weight w) {
     return {shifted & 0xffffffffu, shifted >> 32, bit >> 5};
 }
 
-// max(x, 0), exactly. Compilers keep `x > 0 ? x : 0` as a branch, which keeps the loop around it out of vectors.
+// Returns max(x, 0), exactly. Compilers make a branch of `x > 0 ? x : 0`, and then do not vectorise the loop around it.
 DEVICE double positive_part(double x) { return 0.5 * (x + __builtin_fabs(x)); }
 
-// Log losses and probabilities of logits: ln(1 + e^-|z|) and 1 / (1 + e^-|z|) are all it takes. Without branches this
-// runs in vectors, at three to five times the speed.
+// Log losses and probabilities of logits, from ln(1 + e^-|z|) and 1 / (1 + e^-|z|). Without branches the loop is
+// vectorised, which makes it three to five times as fast.
 DEVICE void score(const float* labels, const float* logits, int64_t n, double* losses, double* predictions) {
     const uint64_t one = DOUBLE_BITS(1.0);
     for (int64_t i = 0; i < n; ++i) {
@@ -64,13 +64,13 @@ DEVICE void store_wide(unsigned __int128 sum, uint64_t* low_high) {
     low_high[1] = (uint64_t)(sum >> 64);
 }
 
-// 0 for an example that can be counted: its label 0 or 1, the size of its logit and its weight in bounds, none of them NaN.
+// Returns 0 if an example can be counted: label 0 or 1, logit and weight within their bounds, none of them NaN.
 DEVICE int bad_example(float label, float logit, float weight) {
     const int good_label = (label == 0.0f) | (label == 1.0f), good_logit = (logit > -LARGEST) & (logit < LARGEST);
     return 1 ^ (good_label & good_logit & (weight >= 0.0f) & (weight <= 3.4028235e38f));
 }
 
-// -1, or the first example that cannot be counted.
+// Returns the first example that cannot be counted, or -1.
 NATIVE(int64_t, metric_check, const float* labels, const float* logits, const float* weights, int64_t n) {
     int bad = 0;
     if (weights)
@@ -82,7 +82,7 @@ NATIVE(int64_t, metric_check, const float* labels, const float* logits, const fl
     return -1;
 }
 
-// The limbs that these weights add to, by bits.
+// Returns the limbs that these weights add to, as a bit set.
 NATIVE(int64_t, metric_limbs, const float* weights, int64_t n) {
     int64_t used = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -176,9 +176,9 @@ NATIVE(void, metric_pairs, const uint64_t* limbs, int64_t count, int64_t buckets
         count_pairs<LIMBS>(limbs, count, buckets, pairs);
 }
 
-// Metrics by group. Finds where the mixed key of each occurrence stands in `known` (count): groups (n) gets the place,
-// -1 if it is above the highest that stays (2^64 / 2^cut - 1), or -2 if it is not known; then it goes to `fresh`, too.
-// `table` (mask + 1) is scratch, at most half full. Returns the number of fresh ones, each as often as it came.
+// Metrics by group. Finds the position of each occurrence's mixed key in `known` (count) and writes it to groups (n): -1 if
+// the mixed key is above the largest one that is kept (2^64 / 2^cut - 1), -2 if it is unknown; it is then written to `fresh`.
+// `table` (mask + 1) is scratch, at most half full. Returns the number of fresh keys; a key may occur there several times.
 NATIVE(int64_t, metric_groups, const uint64_t* keys, int64_t n, const uint64_t* known, int64_t count, int64_t cut,
        int64_t mask, int32_t* table, int32_t* groups, uint64_t* fresh) {
     for (int64_t i = 0; i <= mask; ++i) table[i] = -2;
@@ -203,8 +203,8 @@ NATIVE(int64_t, metric_groups, const uint64_t* keys, int64_t n, const uint64_t* 
     return found;
 }
 
-// The codes of entries and what each adds (group_metrics.py), of the occurrences that stay; `numbers` are those of the
-// groups. Without weights, sums are not written. Returns how many.
+// Writes code and addends (group_metrics.py) of every occurrence that is kept; `numbers` are the numbers of the groups.
+// Without weights, sums are not written. Returns the number of entries.
 NATIVE(int64_t, metric_entries, const int32_t* groups, const int64_t* numbers, const float* labels, const float* logits,
        const float* weights, int64_t n, int64_t* codes, int64_t* sums) {
     int64_t used = 0;

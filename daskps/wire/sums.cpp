@@ -98,16 +98,6 @@ NATIVE(int64_t, link_add, const int32_t* numbers, const uint8_t* widths, int64_t
     return wrong ? (int64_t)TOO_LARGE : fresh_count;
 }
 
-// Rows are opaque bits: 16-byte pieces, the last one overlapping.
-static inline void copy_row(float* to, const float* from, int64_t width) {
-    if (width < 4) {
-        for (int64_t i = 0; i < width; ++i) __builtin_memcpy(to + i, from + i, 4);
-        return;
-    }
-    for (int64_t i = 0; i + 4 <= width; i += 4) __builtin_memcpy(to + i, from + i, 16);
-    __builtin_memcpy(to + width - 4, from + width - 4, 16);
-}
-
 // out[i] = rows[positions[i]]; rows (U, width)
 NATIVE(void, link_gather, const float* rows, int64_t width, const int64_t* positions, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) {

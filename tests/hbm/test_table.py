@@ -20,7 +20,7 @@ def test_late_rows_come_from_the_batch_before_which_is_searched_no_longer(count:
     wanted = np.where(keys < 500, 2.0, 1.0) * keys
     np.testing.assert_array_equal(table.rows_on_host(), wanted.astype(np.float32)[:, None].repeat(2, axis=1))
     # The budget of the devices has room for one such hash table, not for one of every batch in flight.
-    assert all(shard.slots is None for shard in before.shards.shards)
+    assert all(shard.cells is None for shard in before.shards.shards)
     table.copy_from(before, late)  # it can be made again
 
 

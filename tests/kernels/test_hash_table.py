@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from daskps.errors import ArgumentError, CapacityError
 from daskps.hbm.dedup import partition
-from daskps.hbm.hash_table import DEVICE_SALT, Shard, build_table, find_rows, join_shards, table_slots
+from daskps.hbm.hash_table import DEVICE_SALT, Shard, build_table, find_rows, join_shards, table_cells
 from tests.kernels import kernel_twins as twins
 
 
@@ -18,9 +18,9 @@ def build(devices, keys, load=None):
     shards = []
     for m, device in enumerate(devices):
         mine = keys[order[parts.starts[m] : parts.starts[m + 1]]]
-        slots = None if load is None else device.empty((max(int(len(mine) / load), 1), 2), np.uint64)
-        slots = build_table(device, keys=device.from_host(mine), first_row=int(parts.starts[m]), slots=slots)
-        shards.append(Shard(device, device.zeros((len(mine), 2), np.float32), slots))
+        cells = None if load is None else device.empty((max(int(len(mine) / load), 1), 2), np.uint64)
+        cells = build_table(device, keys=device.from_host(mine), first_row=int(parts.starts[m]), cells=cells)
+        shards.append(Shard(device, device.zeros((len(mine), 2), np.float32), cells))
     return join_shards(shards), keys[order]
 
 
@@ -38,7 +38,7 @@ def test_every_device_finds_present_keys_and_no_others(node, count, data):
         assert rows.tolist() == [numbers.get(int(key), -1) for key in asked]
 
 
-def test_a_table_without_a_free_slot_still_finds_and_still_ends(node, rng):
+def test_a_table_without_a_free_cell_still_finds_and_still_ends(node, rng):
     keys = np.concatenate([twins.EDGE_KEYS, rng.integers(0, 2**64, 95, np.uint64)])
     shards, ordered = build(node(1), keys, load=1.0)
     device = shards.shards[0].device
@@ -52,9 +52,9 @@ def test_a_table_without_a_free_slot_still_finds_and_still_ends(node, rng):
 def test_a_table_that_is_too_small_is_an_error_with_figures(node):
     device = node(1)[0]
     with pytest.raises(
-        CapacityError, match=rf"table of 8 slots cannot hold 9 keys; give it at least {table_slots(9)} slots"
+        CapacityError, match=rf"table of 8 cells cannot hold 9 keys; give it at least {table_cells(9)} cells"
     ):
-        build_table(device, keys=device.from_host(np.arange(9, dtype=np.uint64)), slots=device.empty((8, 2), np.uint64))
+        build_table(device, keys=device.from_host(np.arange(9, dtype=np.uint64)), cells=device.empty((8, 2), np.uint64))
 
 
 def test_many_threads_build_one_table(pool, rng):
