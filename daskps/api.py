@@ -7,7 +7,10 @@ directory.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import nan
@@ -24,6 +27,7 @@ from daskps.driver.driver import Outcome
 from daskps.errors import ArgumentError, BackendError
 from daskps.node.memory import check_memory
 from daskps.reports import Progress
+from daskps.trace import merge
 from daskps.version import __version__
 from daskps.view.dask import Live, collect_on
 from daskps.view.figures import Record, figures_of
@@ -79,6 +83,7 @@ def train(
     worker_seconds: float = WORKER_SECONDS,
     accept_changed_data: bool = False,
     resume: bool = True,
+    trace: str | os.PathLike[str] | None = None,
 ) -> Outcome:
     """Train `job` to its end, from its last snapshot if its directory has one.
 
@@ -108,6 +113,8 @@ def train(
         the change.
     resume
         With False, it is an error if the job's directory has a model already, and the model is not changed.
+    trace
+        Write a trace of what each thread of each node does to this file, for ui.perfetto.dev or chrome://tracing.
 
     Examples
     --------
@@ -140,6 +147,10 @@ def train(
                 on_progress(progress)
 
         log_event("start", f"training {job.name} into {job.out}", job=job.name, out=job.out)
+        traces = "" if trace is None else f"{job.out}/traces/{uuid.uuid4().hex[:12]}"
+        traced: str | None = None
+        if trace is not None:
+            open(trace, "a").close()  # raise now, not after the run, if it cannot be written
         try:
             outcome = run_job(
                 job,
@@ -150,12 +161,20 @@ def train(
                 worker_seconds=worker_seconds,
                 accept_changed_data=accept_changed_data,
                 resume=resume,
+                trace=traces,
             )
         except BaseException as error:
             live.end(f"failed: {type(error).__name__}")
             raise
+        finally:
+            if trace is not None and os.path.isdir(traces):
+                traced = _merge_traces(traces, os.fspath(trace))
         record.ending = _ending(outcome.progress)
         live.end(record.ending)
+    if trace is not None and traced is None:
+        traced = traces
+        words = f"the nodes' traces are in {traces}, which is not visible here: merge them there (daskps.trace.merge)"
+        log_event("trace", words, trace=traces)
     record.ended = time.time()
     record.run, record.snapshot, record.summary = outcome.run, outcome.snapshot, outcome.summary
     record.validations = [asdict(validation) for validation in outcome.progress.validations]
@@ -167,7 +186,17 @@ def train(
             "bad_rows", f"{count:,} rows skipped: {reason}, as in {place}", reason=reason, rows=count, place=place
         )
     log_event("end", f"{record.ending}: {job.out}, snapshot {outcome.snapshot}", ending=record.ending, report=path)
-    return replace(outcome, report=path)
+    return replace(outcome, report=path, trace=traced)
+
+
+def _merge_traces(folder: str, target: str) -> str:
+    """Merge the nodes' traces into the file `target` and remove them; return its path."""
+    spans = merge(folder, target)
+    shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # another run may be writing its traces
+        os.rmdir(os.path.dirname(folder))
+    log_event("trace", f"trace with {spans:,} spans in {target}: open it in ui.perfetto.dev", trace=target)
+    return target
 
 
 def _ending(progress: Progress) -> str:
@@ -230,7 +259,7 @@ class Submission:
 
         The result is a dictionary: the model's directory, snapshot and report; the example number at which the run
         ended (position); True if `stop` or early stopping ended it before its last example (stopped, stopped_early);
-        its metrics and those of the last validation (metrics, validation).
+        its metrics and those of the last validation (metrics, validation); the path of its trace (trace), or None.
         """
         found: dict[str, Any] = self.future.result(timeout=timeout)
         return found
@@ -243,16 +272,17 @@ def submit(
     name: str | None = None,
     worker_seconds: float = WORKER_SECONDS,
     accept_changed_data: bool = False,
+    trace: str | os.PathLike[str] | None = None,
 ) -> Submission:
     """Start `job` on the cluster of `client` and return at once; the run goes on when the client closes.
 
     The driver starts from the last snapshot like any run, so Dask can run it again if its worker is lost. It waits up
     to `worker_seconds` for enough workers that no other run has. If they do not come, the result is an error that says
-    which runs have them.
+    which runs have them. `trace` is a file that the driver writes the run's trace to; its worker must see the folder.
 
     >>> submission = submit(demo_job, client, name="tonight")
     >>> sorted(find("tonight", client).result())
-    ['directory', 'metrics', 'position', 'report', 'snapshot', 'stopped', 'stopped_early', 'validation']
+    ['directory', 'metrics', 'position', 'report', 'snapshot', 'stopped', 'stopped_early', 'trace', 'validation']
     """
     job = (job if isinstance(job, Job) else make_job(dict(job))).with_whole_paths()
     name = name or job.name
@@ -268,7 +298,7 @@ def submit(
     key = ("daskps-driver", name, f"{time.time_ns():x}")
     # Only settings that the job names: a resumed model supplies the others.
     settings = job.model_dump(mode="json", exclude_unset=True)
-    how = (name, worker_seconds, accept_changed_data)
+    how = (name, worker_seconds, accept_changed_data, None if trace is None else os.path.abspath(trace))
     future = client.submit(_drive, settings, *how, key=key, retries=0, **preferred_workers(client, job))
     _variable(name, "driver", client).set(future)
     fire_and_forget(future)
@@ -309,7 +339,11 @@ def _variable(name: str, kind: str, client: Client) -> Variable:
 
 
 def _drive(
-    settings: dict[str, Any], name: str, worker_seconds: float, accept_changed_data: bool = False
+    settings: dict[str, Any],
+    name: str,
+    worker_seconds: float,
+    accept_changed_data: bool = False,
+    trace: str | None = None,
 ) -> dict[str, Any]:
     """Run the driver as a Dask task."""
     worker = get_worker()
@@ -317,11 +351,16 @@ def _drive(
     # Use a client of its own, which ends with the run: the worker's client would keep reconnecting to a lost scheduler.
     address, security = worker.scheduler.address, worker.security
     with event_loop() as loop, Client(address, loop=loop, security=security, set_as_default=False) as client:
-        return _drive_with(client, settings, name, worker_seconds, accept_changed_data)
+        return _drive_with(client, settings, name, worker_seconds, accept_changed_data, trace)
 
 
 def _drive_with(
-    client: Client, settings: dict[str, Any], name: str, worker_seconds: float, accept_changed_data: bool = False
+    client: Client,
+    settings: dict[str, Any],
+    name: str,
+    worker_seconds: float,
+    accept_changed_data: bool = False,
+    trace: str | None = None,
 ) -> dict[str, Any]:
     """Run the driver with `client`: publish progress in Dask variables, obey `Submission.stop`, return the result."""
     stop, shown = _variable(name, "stop", client), _variable(name, "progress", client)
@@ -360,6 +399,7 @@ def _drive_with(
         should_stop=should_stop,
         worker_seconds=seconds,
         accept_changed_data=accept_changed_data,
+        trace=trace,
     )
     progress = outcome.progress
     validations = progress.validations
@@ -367,6 +407,7 @@ def _drive_with(
         "directory": outcome.directory,
         "snapshot": outcome.snapshot,
         "report": outcome.report,
+        "trace": outcome.trace,
         "position": progress.position,
         "stopped": progress.position < progress.stop_position and not progress.stopped_early,
         "stopped_early": progress.stopped_early,

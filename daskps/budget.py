@@ -128,9 +128,14 @@ INDEX_BYTES = 12  # per key in the disk tier's index: an upper bound
 SEGMENTS_IN_MEMORY = 3  # per partition: one is filled, two are written
 
 
-def flight_row_bytes(nodes: int) -> int:
+def _flight_bytes(nodes: int) -> int:
     """Return the bytes of bookkeeping per row in flight."""
     return FLIGHT_BYTES_ONE_NODE if nodes == 1 else FLIGHT_BYTES_MORE_NODES
+
+
+def _flight_rows(nodes: int) -> float:
+    """Return the rows in flight per cached row."""
+    return FLIGHT_ROWS_ONE_NODE if nodes == 1 else FLIGHT_ROWS_MORE_NODES
 
 
 class BudgetSettings(Settings):
@@ -172,7 +177,7 @@ class CacheBudget:
             "hash buckets": self.bucket_count * BUCKET_BYTES,
             "staging": staging,
             "snapshot copies": self.copy_rows * (self.row_bytes + STAGING_EXTRA_BYTES),
-            "batches in flight": self.flight_rows * flight_row_bytes(self.nodes),
+            "batches in flight": self.flight_rows * _flight_bytes(self.nodes),
             "fixed": FIXED_BYTES,
         }
         return [Term(name, size, table=table) for name, size in sizes.items()]
@@ -218,14 +223,12 @@ class CacheBudget:
 
     def for_batch(self, rows: int, store_bytes: int) -> CacheBudget:
         """Return the budget that one batch of `rows` distinct rows would need beside `store_bytes` of the disk tier."""
-        flight = FLIGHT_ROWS_ONE_NODE if self.nodes == 1 else FLIGHT_ROWS_MORE_NODES
-        wanted = max(rows, math.ceil(rows / flight))
+        wanted = max(rows, math.ceil(rows / _flight_rows(self.nodes)))
         return cache_of(wanted, self.memory_bytes, store_bytes, self.row_bytes, self.nodes)
 
 
 def cache_of(rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nodes: int) -> CacheBudget:
     """Return the budget with a cache of `rows` rows; it may exceed `memory_bytes`."""
-    flight = FLIGHT_ROWS_ONE_NODE if nodes == 1 else FLIGHT_ROWS_MORE_NODES
     return CacheBudget(
         memory_bytes=memory_bytes,
         store_bytes=store_bytes,
@@ -235,7 +238,7 @@ def cache_of(rows: int, memory_bytes: int, store_bytes: int, row_bytes: int, nod
         bucket_count=int(rows * BUCKETS_PER_ROW) + 8,
         staging_rows=max(1, int(rows * STAGING_FRACTION)),
         copy_rows=max(1, int(rows * COPIES_FRACTION)),
-        flight_rows=max(1, int(rows * flight)),
+        flight_rows=max(1, int(rows * _flight_rows(nodes))),
     )
 
 
@@ -262,11 +265,14 @@ def largest_cache(memory_bytes: int, *, store_bytes: int, row_bytes: int, nodes:
 
 
 def cached_row_bytes(row_bytes: float, nodes: int) -> float:
-    """Return the bytes of memory per row of a batch in flight: the row, and the bookkeeping of cache and batch."""
-    staging = row_bytes + STAGING_EXTRA_BYTES + ORDERED_PIECES * ORDER_BYTES
-    copies = row_bytes + STAGING_EXTRA_BYTES
-    cached = row_bytes + ENTRY_BYTES + BUCKETS_PER_ROW * BUCKET_BYTES
-    return cached + STAGING_FRACTION * staging + COPIES_FRACTION * copies + flight_row_bytes(nodes)
+    """Return the bytes of memory per cached row, with its part of all bookkeeping."""
+    rows = 1 << 20
+    return cache_of(rows, 0, 0, math.ceil(row_bytes), nodes).cache_bytes / rows
+
+
+def flight_row_bytes(row_bytes: float, nodes: int) -> float:
+    """Return the bytes of memory per row of the batches in flight: only a part of the cached rows may be in flight."""
+    return cached_row_bytes(row_bytes, nodes) * max(1.0, 1 / _flight_rows(nodes))
 
 
 # -- HBM-PS --------------------------------------------------------------------------------------------------------

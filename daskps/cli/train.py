@@ -130,6 +130,7 @@ Examples:
   daskps train pipelines/demo.toml
   daskps train pipelines/demo.toml --set train.epochs=2 --set budget.memory_bytes=200MB --out runs/other
   daskps train pipelines/demo.toml --resume
+  daskps train pipelines/demo.toml --trace trace.json
   daskps train pipelines/demo.toml --scheduler tcp://10.0.0.1:8786
 
 {EXIT_CODE_HELP}"""
@@ -157,6 +158,11 @@ Examples:
 @click.option("--nodes", type=click.IntRange(1), help="Nodes to use; without --scheduler, processes on this machine.")
 @click.option("--dashboard", metavar="ADDRESS", help="Serve Dask's dashboard with the live pages, for example :8787.")
 @click.option("--log", "log_path", type=click.Path(dir_okay=False), help="Append a JSON line per batch to this file.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False),
+    help="Write a trace of all stages, I/O and messages to this file, for ui.perfetto.dev.",
+)
 @command
 def train(
     job: Path,
@@ -169,6 +175,7 @@ def train(
     nodes: int | None,
     dashboard: str | None,
     log_path: str | None,
+    trace: str | None,
 ) -> tuple[Any, ...]:
     """Train the model that JOB, a TOML file, describes.
 
@@ -199,6 +206,7 @@ def train(
             worker_seconds=wait,
             accept_changed_data=accept_changed_data,
             resume=resume,
+            trace=trace,
         )
     stopped = interrupt.asked() and outcome.progress.position < outcome.progress.stop_position
     if stopped:
@@ -248,6 +256,7 @@ def summary(outcome: Outcome, stopped: bool) -> dict[str, Any]:
         "model": outcome.directory,
         "snapshot": outcome.snapshot,
         "report": outcome.report,
+        "trace": outcome.trace,
         "stopped": stopped,
         "stopped_early": progress.stopped_early,
         "position": progress.position,
@@ -300,6 +309,8 @@ def summary_text(outcome: Outcome, stopped: bool) -> str:
     pairs.append(("model", f"{outcome.directory} (snapshot {outcome.snapshot})"))
     if outcome.report:
         pairs.append(("report", outcome.report))
+    if outcome.trace:
+        pairs.append(("trace", f"{outcome.trace}: open it in ui.perfetto.dev or chrome://tracing"))
     return facts(pairs)
 
 

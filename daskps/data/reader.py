@@ -114,7 +114,9 @@ class Reader:
         most = max(2, blocks_bytes // max(1, self._block_bytes))  # blocks in memory: being parsed, and prefetched
         self._blocks_ahead = min(format.blocks_ahead, max(1, most // 3))
         self._parsed_blocks = min(pool.cores * TASKS_PER_CORE, most - self._blocks_ahead)
-        self._ahead = ReadAhead[tuple[int, int], Any](self._fetch, self._blocks_ahead, threads)
+        self._ahead = ReadAhead[tuple[int, int], Any](
+            partial(pool.trace.call, "fetch block", "input", self._fetch), self._blocks_ahead, threads
+        )
         self._window: _Window | None = None
         self._digested: tuple[int, BlockFile] | None = None  # number and open file of the last digest
         self._recycler = BufferPool(RECYCLED_BYTES)

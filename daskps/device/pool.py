@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from daskps.device.memory import BufferPool
 from daskps.device.native import Function
+from daskps.trace import OFF, Trace
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -56,14 +57,16 @@ class _Job(Generic[S, T]):
 class ComputePool:
     """Pool of `cores` threads. With one core there are no threads, and work runs in the calling thread.
 
-    `buffers` is the buffer pool of all that works on these threads. Each node has its own, so each keeps its own limit.
+    `buffers` is the buffer pool of all that works on these threads; each node has its own, so each keeps its own limit.
+    `trace` records what the node's threads do.
     """
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, trace: Trace = OFF) -> None:
         if cores < 1:
             raise ValueError(f"a compute pool needs at least one core, got {cores}")
         self.cores = cores
         self.buffers = BufferPool()
+        self.trace = trace
         self._closed = False
         self._queue: SimpleQueue[tuple[_Job[Any, Any], int] | None] = SimpleQueue()
         names = [f"daskps-compute-{index}" for index in range(cores if cores > 1 else 0)]

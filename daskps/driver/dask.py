@@ -571,11 +571,12 @@ def run_job(
     worker_seconds: float = WORKER_SECONDS,
     accept_changed_data: bool = False,
     resume: bool = True,
+    trace: str = "",
 ) -> Outcome:
     """Drive `job` to its end; `daskps.train` adds log, live pages and report, and explains the parameters.
 
     When a worker is lost, the run goes back to its last snapshot by itself, at most `cluster.restarts` times without a
-    new snapshot.
+    new snapshot. `trace` is a folder into which each node writes its trace (`daskps.trace`).
     """
     job = job if isinstance(job, Job) else make_job(dict(job))
     if client is not None:
@@ -594,6 +595,7 @@ def run_job(
                     seconds=worker_seconds,
                     accept_changed_data=accept_changed_data,
                     resume=resume,
+                    trace=trace,
                 )
             )
         finally:

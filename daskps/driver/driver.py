@@ -50,6 +50,7 @@ class Outcome:
     snapshot: str | None
     progress: Progress
     report: str | None = None  # path of the HTML report
+    trace: str | None = None  # path of the trace; a folder, if its files could not be merged here
     run: str = ""
     summary: Summary = field(default_factory=Summary)  # of the run's record
 
@@ -131,6 +132,7 @@ async def drive(
     frame: Any = None,
     accept_changed_data: bool = False,
     resume: bool = True,
+    trace: str = "",
     seconds: float = 0.0,  # to wait for workers
 ) -> Outcome:
     """Train `job` to its end; when a node is lost, go back to the last snapshot.
@@ -149,7 +151,7 @@ async def drive(
             cluster.prepare(run, workers)
             tasks = Tasks(cluster, workers, run, job.cluster.wait_seconds)
             driver = Driver(tasks, job, progress, incarnation, on_progress, should_stop, frame)
-            driver.accept_changed_data, driver.resume = accept_changed_data, resume
+            driver.accept_changed_data, driver.resume, driver.trace = accept_changed_data, resume, trace
             return await driver.run()
         except BackendError as error:
             if lost is None:
@@ -256,6 +258,7 @@ class Driver:
         self._should_stop = should_stop
         self._frame = frame
         self.accept_changed_data, self.resume = False, True
+        self.trace = ""  # folder for the traces of the nodes; empty: no trace
         self.incarnation = incarnation  # the run's previous one until `_open`, then its own; 0: none has begun yet
         self.progress = progress
         self._batch = progress.batch  # the last batch that has a number
@@ -305,7 +308,7 @@ class Driver:
         Node 0 begins an incarnation, all workers close older ones, all nodes open the model, all nodes connect.
         """
         path = model_path(self._job)
-        begun = replace(await self._begin(), accept_changed_data=self.accept_changed_data)
+        begun = replace(await self._begin(), accept_changed_data=self.accept_changed_data, trace=self.trace)
         self.incarnation = begun.incarnation
         self._take_settings(begun.job or self._job)
         if begun.snapshot is not None and (idle := self._job.idle_devices()):

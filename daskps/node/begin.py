@@ -36,6 +36,7 @@ class IncarnationStart:
     model: str  # id of the model
     job: Job | None = None  # the job, with the model's settings where it names none itself; None: unchanged
     accept_changed_data: bool = False  # go on although the data before the position has changed
+    trace: str = ""  # folder for the traces of the nodes; empty: no trace
 
 
 def begin(job: Job, run: str, previous: int = 0, ours: bool = False, resume: bool = True) -> IncarnationStart:

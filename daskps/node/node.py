@@ -41,6 +41,7 @@ from daskps.ssd import Options
 from daskps.storage.model_directory import Incarnation, ModelDirectory, Snapshot, SnapshotMeta, apply_live
 from daskps.storage.partition import KeyPartition
 from daskps.storage.record import RecordWriter, read_record
+from daskps.trace import OFF, Trace
 from daskps.types import Floats, Keys
 from daskps.version import NUMERICS, __version__
 from daskps.wire.link import Link
@@ -84,6 +85,10 @@ class Publication:
 
 logger = logging.getLogger("daskps.driver")
 
+# Methods of MEM-PS and of the row store that a trace shows as spans.
+OWNER_CALLS = ("pull", "push", "lookup", "flush_begin", "next_piece", "piece_written")
+STORE_CALLS = ("append", "start_load", "prepare")
+
 HISTORY_POINTS = 200  # about this many batches before this run are shown on the live pages
 
 ACCEPTED_KEPT = 100  # longest list of accepted changes of the data in a snapshot
@@ -111,7 +116,9 @@ class OpenNode:
         self.directory = ModelDirectory(os.fspath(job.out))
         self.incarnation = Incarnation(self.directory, run, begun.incarnation, begun.index, begun.model)
         check_begun(self.directory, begun, run, rank)
-        self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)))
+        name = f"{begun.incarnation:06d}-{rank:03d}"  # of this node's file in the folder of traces
+        self.trace = Trace(os.path.join(begun.trace, name), rank) if begun.trace else OFF
+        self.pool = ComputePool(job.cluster.cores or len(os.sched_getaffinity(0)), self.trace)
         self.partition = KeyPartition(placement_of(job), nodes, self.pool)
         self.link = Link(wire or ListenOptions(), alone=nodes == 1, pool=self.pool)
         self.tables: list[NodeTable] = []
@@ -181,6 +188,7 @@ class OpenNode:
             self.steps,
             self.training.examples,
             job.train.sync_every,
+            self.trace,
         )
         self.dedup_scratch = Workspace(self.devices[0])
         if on_cpu:
@@ -203,7 +211,7 @@ class OpenNode:
         self.link.join(
             Member(self.run, self.incarnation.number, self.rank, self.nodes, cluster.wait_seconds),
             addresses,
-            {table.spec.name: table.mem for table in self.tables},
+            {table.spec.name: self.trace.methods(table.mem, "owner", *OWNER_CALLS) for table in self.tables},
             self.partition,
             first_batch=self.first_batch,
             check_replicas=cluster.check_replicas,
@@ -306,7 +314,7 @@ class OpenNode:
         try:
             mem = MemPS(
                 layout=spec.layout,
-                store=store,
+                store=self.trace.methods(store, "owner", *STORE_CALLS),
                 initial=row_filler(self.job, spec, self.host),
                 memory_bytes=self.room.memory_bytes(spec),
                 pool=self.pool,
@@ -539,4 +547,5 @@ class OpenNode:
             if reader is not None:
                 reader.close()
         self.pool.close()
+        self.trace.close()
         self.flights = BatchesInFlight(self.flights.run, self.flights.incarnation)

@@ -115,7 +115,8 @@ def run_stage(stage: Stage, token: BatchId, *after: Any) -> Any:
     """Run one stage of a batch as a Dask task; `after` holds the tasks that it depends on and is not used."""
     node: OpenNode = find_node(plugin_here(), stage, token.run, token.incarnation)
     started = time.time()
-    with node.working(), stopping_all(node):
+    steps = {"batch": token.batch, "first_step": token.first_step, "stop_step": token.stop_step}
+    with node.working(), stopping_all(node), node.trace.span(stage.value, "stage", **steps):
         answer, waited = STAGES[stage](node, token)
         if isinstance(answer, NodeBatch):
             return _report(node, answer, started, waited)
@@ -144,7 +145,7 @@ def run_request(request: Request, run: str, incarnation: int, *values: Any) -> A
         case Request.CLOSE:
             return close(plugin, run, incarnation)
     node: OpenNode = find_node(plugin, request, run, incarnation)
-    with node.working(), stopping_all(node):
+    with node.working(), stopping_all(node), node.trace.span(request.value, "control"):
         return method_of(node, request)(*values)
 
 

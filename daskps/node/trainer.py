@@ -21,6 +21,7 @@ from daskps.hbm.table import HbmTable, StepPart
 from daskps.nn.dense_model import DenseModel, merge, step_weight, weight_scale
 from daskps.node.batches import NodeBatch
 from daskps.predict import countable
+from daskps.trace import OFF, Trace
 from daskps.types import Batch, Floats, Int64s, WorkingSet
 from daskps.wire.exchange import Touched
 from daskps.wire.link import BatchExchange
@@ -80,8 +81,10 @@ class Trainer:
         steps: Steps,
         rows: int,
         sync_every: int = 1,
+        trace: Trace = OFF,
     ) -> None:
         self.devices, self.networks, self.metrics = devices, networks, metrics
+        self._trace = trace
         self._steps, self._rows, self._sync_every = steps, rows, sync_every
         self._ahead: list[StepPart] = []  # the inputs of the next step, by table
 
@@ -97,7 +100,8 @@ class Trainer:
         self._ahead = self._parts(flight, 0)
         for step in range(len(flight.step_starts) - 1):
             try:
-                self._step(flight, step, weight_scale(float(largest[step])), exchange, apart)
+                with self._trace.span("step", "step", step=flight.token.first_step + step):
+                    self._step(flight, step, weight_scale(float(largest[step])), exchange, apart)
             except NonFiniteError as error:
                 raise NonFiniteError(f"{flight.token}, mini-batch {flight.token.first_step + step}: {error}") from None
         for table in flight.tables:
@@ -113,31 +117,38 @@ class Trainer:
         parts = self._ahead
         results = []
         for m, device in enumerate(self.devices):
-            pooled = [table.pool(part, m) for table, part in zip(flight.tables, parts, strict=True)]
+            with self._trace.span("pool", "step", device=m):
+                pooled = [table.pool(part, m) for table, part in zip(flight.tables, parts, strict=True)]
             at = slice(start + cuts[m], start + cuts[m + 1])
-            result = self.networks[m].step(
-                pooled=pooled,
-                labels=device.from_host(batch.labels[at]),
-                dense=None if batch.dense is None else device.from_host(batch.dense[at]),
-                example_weights=None if batch.example_weights is None else device.from_host(batch.example_weights[at]),
-                scale=scale,
-                first_block=(before + cuts[m]) // self._steps.block_examples,
-                gradients=pooled,
-            )
-            result.check()
+            weights = batch.example_weights
+            with self._trace.span("network", "step", device=m):
+                result = self.networks[m].step(
+                    pooled=pooled,
+                    labels=device.from_host(batch.labels[at]),
+                    dense=None if batch.dense is None else device.from_host(batch.dense[at]),
+                    example_weights=None if weights is None else device.from_host(weights[at]),
+                    scale=scale,
+                    first_block=(before + cuts[m]) // self._steps.block_examples,
+                    gradients=pooled,
+                )
+                result.check()
             results.append(result)
-            self.metrics.update(*countable(batch, device.to_host(result.logits), at.start))
+            with self._trace.span("metrics", "step", device=m):
+                self.metrics.update(*countable(batch, device.to_host(result.logits), at.start))
         sums = merge([device.to_host(result.sums) for device, result in zip(self.devices, results, strict=True)])
         gradients = [[result.gradients[number] for result in results] for number in range(len(parts))]
         if exchange is None:
-            self._update(flight, parts, gradients, step_weight(sums), apart)
+            with self._trace.span("update", "step"):
+                self._update(flight, parts, gradients, step_weight(sums), apart)
             self._ahead = self._parts(flight, step + 1)
         else:
             sums = self._update_on_all(flight, parts, gradients, sums, step, exchange)
-        for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
-            network.apply(device.from_host(sums))
+        with self._trace.span("update network", "step"):
+            for network, device in dict(zip(self.networks, self.devices, strict=True)).items():
+                network.apply(device.from_host(sums))
         if apart is not None:
-            apart.end_step(step)
+            with self._trace.span("exchange", "step"):
+                apart.end_step(step)
 
     def _parts(self, flight: NodeBatch, step: int) -> list[StepPart]:
         """Return the key occurrences of a step, by table; an empty list after the batch's last step."""
@@ -145,10 +156,11 @@ class Trainer:
             return []
         start, stop = int(flight.step_starts[step]), int(flight.step_starts[step + 1])
         cuts = self._steps.device_starts(stop - start)
-        return [
-            table.part(*_occurrences(working_set, start, stop, len(table.spec.slots)), cuts)
-            for table, working_set in zip(flight.tables, flight.sets, strict=True)
-        ]
+        with self._trace.span("group", "step"):
+            return [
+                table.part(*_occurrences(working_set, start, stop, len(table.spec.slots)), cuts)
+                for table, working_set in zip(flight.tables, flight.sets, strict=True)
+            ]
 
     def _update(
         self,
@@ -181,18 +193,21 @@ class Trainer:
         Return the dense sums over all nodes.
         """
         touched = {}
-        for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
-            touched[table.spec.name] = Touched(*table.sum(part, slopes))
-            table.check(part, slopes)
-        pending = exchange.start(step, touched, sums)
-        self._ahead = self._parts(flight, step + 1)  # overlaps with the exchange of sums
-        summed, sums = pending.finish()
+        with self._trace.span("sum gradients", "step"):
+            for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
+                touched[table.spec.name] = Touched(*table.sum(part, slopes))
+                table.check(part, slopes)
+        with self._trace.span("exchange", "step"):
+            pending = exchange.start(step, touched, sums)
+            self._ahead = self._parts(flight, step + 1)  # overlaps with the exchange of sums
+            summed, sums = pending.finish()
         weight = step_weight(sums)
         if weight > 0:
-            for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
-                for some in summed[table.spec.name]:
-                    table.apply(some.rows, some.sums, weight)
-                table.check(part, slopes)
+            with self._trace.span("update", "step"):
+                for table, part, slopes in zip(flight.tables, parts, gradients, strict=True):
+                    for some in summed[table.spec.name]:
+                        table.apply(some.rows, some.sums, weight)
+                    table.check(part, slopes)
         return sums
 
     def _examples_before(self, step: int) -> int:

@@ -163,8 +163,8 @@ def _estimate(work: Workload, hardware: Hardware, nodes: int, alone: float) -> E
     batch = seconds[bottleneck] * work.slack
     rate = nodes * work.batch_examples / batch
     index = INDEX_BYTES * work.rows / nodes
-    # The table of holders is an idea of daskps: the paper's system ("doubling") has none on several nodes.
-    row_bytes = budget.cached_row_bytes(work.row_bytes, nodes if work.sums == "pairwise" else 1)
+    # On several nodes daskps keeps the holders of each row in flight; the paper's system ("doubling") does not.
+    row_bytes = budget.flight_row_bytes(work.row_bytes, nodes if work.sums == "pairwise" else 1)
     flight = work.in_flight * work.distinct_keys * row_bytes
     hbm = work.distinct_keys * hbm_row_bytes(work.row_bytes, work.tables)
     disk = float(budget.total_bytes(budget.disk_terms(work.rows / nodes, work.row_bytes)))

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from daskps.budget import Term, cached_row_bytes
+from daskps.budget import Term, flight_row_bytes
 from daskps.build import features, table_specs
 from daskps.config import Job, make_job
 from daskps.driver.sizing import WANTED_SECONDS
@@ -67,7 +67,7 @@ def workload_of(
     minibatch = job.train.minibatch_examples / job.cluster.nodes
     # Training splits batches so that they fit the budgets.
     budget, depth, distinct = job.budget, job.train.depth, keys * DISTINCT_SHARE
-    in_memory = budget.memory_bytes * BATCH_FRACTION / depth / distinct / cached_row_bytes(row_bytes, job.cluster.nodes)
+    in_memory = budget.memory_bytes * BATCH_FRACTION / depth / distinct / flight_row_bytes(row_bytes, job.cluster.nodes)
     on_devices = budget.hbm_bytes / distinct / hbm_row_bytes(row_bytes, depth + 1)
     fitting = min(WANTED_SECONDS / total, in_memory, on_devices)
     batch = (job.train.batch_examples or 0) / job.cluster.nodes or minibatch * max(1, int(fitting / minibatch))

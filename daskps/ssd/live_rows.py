@@ -181,11 +181,12 @@ class LiveRows:
         """Compact a segment: append its live rows again, so that all its own rows are stale."""
         segment = self.segments.current[number]
         live = self.live_bits.live_positions(number)
-        if len(live):
-            keys, rows = self.segments.keys(segment)[live], self.segments.rows(segment)
-            first = 0
-            while first < len(keys):
-                first += self._stage(keys, rows, live, first)
+        with self.segments.trace.span("compact segment", "io", rows=len(live)):
+            if len(live):
+                keys, rows = self.segments.keys(segment)[live], self.segments.rows(segment)
+                first = 0
+                while first < len(keys):
+                    first += self._stage(keys, rows, live, first)
         self._counters.compactions += 1
         self._counters.compacted_rows += len(live)
 

@@ -138,7 +138,7 @@ class SegmentFiles:
     ) -> None:
         self.current: dict[int, Segment] = {}
         self._files, self._shape, self._io, self._lock, self._counters = files, shape, io, lock, counters
-        self._pool = pool
+        self._pool, self.trace = pool, pool.trace
         self._reserved: set[int] = set()  # numbers of segments that snapshots need
         self._to_delete: list[Segment] = []  # to be deleted when no reader is left
         self._still_read: dict[int, Segment] = {}  # not current, kept by a snapshot, with readers when dropped
@@ -190,7 +190,7 @@ class SegmentFiles:
 
     def write(self, segment: Segment) -> None:
         """Start to write a full (or the last) segment on an I/O thread; `segment.writing` is the future."""
-        segment.writing = self._io.submit(self._write, segment)
+        segment.writing = self._io.submit(self.trace.call, "write segment", "io", self._write, segment)
 
     def pin(self, segment: Segment) -> Floats | None:
         """Keep a segment for a reader; return its rows if they are still in memory. The caller holds the lock."""
@@ -319,7 +319,9 @@ class SegmentFiles:
                 library().ssd_copy_rows(read=read, first=first, last=last, rows=buffer)
             else:
                 tasks += self._plan(read, segment, first, last)
-        futures = [self._io.submit(self._run, requests, task, out) for task in tasks]
+        futures = [
+            self._io.submit(self.trace.call, "read segment", "io", self._run, requests, task, out) for task in tasks
+        ]
         for future in futures:
             future.exception()  # wait for all, also after an error: none may write to `out` afterwards
         return sum(future.result() for future in futures)
@@ -460,7 +462,7 @@ class SegmentFiles:
             self._counters.written_bytes += sent
             segment.sums, segment.checksum = sums, crc32c(sums)
             self._recycle(segment)
-        segment.syncing = self._io.submit(self._files.sync_data, names)
+        segment.syncing = self._io.submit(self.trace.call, "fsync", "io", self._files.sync_data, names)
 
     def _recycle(self, segment: Segment) -> None:
         if segment.checksum is not None and not segment.pins:

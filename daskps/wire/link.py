@@ -129,7 +129,9 @@ class Link:
         """Open a port, unless this node is `alone`. Messages are received into buffers of `pool`, the node's."""
         self._wire = wire
         self._loop = LoopThread()
-        self._transport: Transport = self._loop.run(_make_transport(pool or ComputePool(1)))
+        pool = pool or ComputePool(1)
+        self._trace = pool.trace
+        self._transport: Transport = self._loop.run(_make_transport(pool))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="daskps-owner", initializer=lower_thread_priority)
         # Two threads, so that a pull and a push can copy at the same time.
         self._copies = ThreadPoolExecutor(2, thread_name_prefix="daskps-copy", initializer=lower_thread_priority)
@@ -190,7 +192,9 @@ class Link:
 
     async def _aside(self, call: Callable[[], Any]) -> Any:
         """Run a copy of rows in one of the copy threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._copies, call)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._copies, self._trace.call, "copy rows", "network", call
+        )
 
     async def _write(self, call: Callable[[], Any]) -> Any:
         """Write a piece of a snapshot in the thread for that."""

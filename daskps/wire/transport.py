@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class _Pieces:
     def __init__(self, parts: Sequence[bytes]) -> None:
         self._data, self._at = memoryview(b"".join(parts)), 0
 
-    async def read(self, count: int) -> bytes:
+    async def read_bytes(self, count: int) -> bytes:
         self._at += count
         return bytes(self._data[self._at - count : self._at])
 
@@ -140,10 +141,21 @@ class Connection:
 
     async def read(self, limit_bytes: int | None = None) -> Message:
         """Return the next message; raise ProtocolError before reading it if its stated size exceeds the limit."""
-        if self._stream is not None:
-            return await decode(self._stream.read_bytes, self._stream.read_into, limit_bytes, self._pool.buffers.empty)
-        pieces = _Pieces(await self.comm.read())
-        return await decode(pieces.read, pieces.read_into, limit_bytes, self._pool.buffers.empty)
+        source: Any = _Pieces(await self.comm.read()) if self._stream is None else self._stream
+        if not self._pool.trace.on:
+            return await decode(source.read_bytes, source.read_into, limit_bytes, self._pool.buffers.empty)
+        began = 0
+
+        async def read_bytes(count: int) -> bytes:
+            nonlocal began
+            part: bytes = await source.read_bytes(count)
+            began = began or time.perf_counter_ns()  # the message has begun to arrive; until then there was none
+            return part
+
+        message = await decode(read_bytes, source.read_into, limit_bytes, self._pool.buffers.empty)
+        track = f"receive from node {message.sender}"
+        self._pool.trace.add(f"receive {message.kind}", "network", began, track=track, bytes=message.nbytes)
+        return message
 
     async def close(self) -> None:
         """Write the remaining bytes, for at most FLUSH_SECONDS, then close."""
@@ -222,8 +234,11 @@ class Transport:
 
     def send(self, rank: int, message: Message) -> None:
         """Send a message without waiting; a lost peer is reported to `lost`."""
+        trace, started = self._pool.trace, time.perf_counter_ns()
         try:
             self._connections[rank].write(message)
+            if trace.on:
+                trace.add(f"send {message.kind}", "network", started, to=rank, bytes=message.nbytes)
         except (StreamClosedError, OSError, KeyError) as error:
             self._report(rank, error)
 

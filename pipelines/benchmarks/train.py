@@ -1,7 +1,8 @@
 """Training as a whole: beside torch and FBGEMM, with smaller caches, stage by stage, what is learned, beyond memory.
 
 ``bench.py train`` runs all but the last; ``--only peers|cache|stages|learning`` one of them; ``--large`` instead trains
-a model of 30 GB and more (large.py) and draws it, with ``--plot FILE``.
+a model of 30 GB and more (large.py) and draws it, with ``--plot FILE``. ``--only stages --trace FILE`` also writes a
+trace of each workload, for ui.perfetto.dev.
 
 Peers get the same raw 64-bit keys and turn them into indices, which is counted: by a multiplicative hash, under which
 keys share rows, and FBGEMM also by a dictionary (pandas), under which each has its own, as in ours. Their tables are
@@ -26,11 +27,13 @@ from benchmarks.harness import Result, missing
 from benchmarks.kernels import EXPONENT, RATE, WORKLOADS, Workload, fbgemm_tables, indices
 from benchmarks.large import larger_than_memory
 from daskps import build
+from daskps.budget import cached_row_bytes
 from daskps.config import Job, make_job
 from daskps.data.order import Steps
 from daskps.driver.dask import run_job
 from daskps.driver.driver import Outcome
 from daskps.reports import Progress
+from daskps.trace import merge
 from daskps.types import Batch, Int64s
 
 HIDDEN = (128, 64)
@@ -115,12 +118,14 @@ def job_of(work: Workload, out: str, **changes: Any) -> Job:
     return make_job(settings)
 
 
-def run_ours(job: Job, batch: Batch, on_progress: Callable[[Progress], None] = lambda _: None) -> Outcome:
+def run_ours(
+    job: Job, batch: Batch, on_progress: Callable[[Progress], None] = lambda _: None, traces: str = ""
+) -> Outcome:
     """Train on `batch`, in memory."""
     original = build.open_training
     build.open_training = lambda *_: Preloaded(batch, job.train.minibatch_examples, job.train.epochs)  # type: ignore
     try:
-        return run_job(job, on_progress=on_progress)
+        return run_job(job, on_progress=on_progress, trace=traces)
     finally:
         build.open_training = original
 
@@ -230,8 +235,8 @@ def against_peers(work: Workload, steps: int, rounds: int, cores: int) -> list[R
 
 
 def row_bytes_in_memory(work: Workload) -> float:
-    """What a cached row costs with its bookkeeping: its fields, its entry, its part of the index and of staging."""
-    return 4 * (work.dim + 1) * 1.0625 + 16 + 8 * 4 / 3 + 4 * 4 * 0.5 + 40 / 16 + 20 * 4 / 16 + 9 * 1.25
+    """What a cached row costs with its bookkeeping."""
+    return cached_row_bytes(4 * (work.dim + 1), nodes=1)
 
 
 def drop_page_cache() -> str:
@@ -292,19 +297,23 @@ def with_smaller_caches(cores: int, steps: int, shares: tuple[float, ...]) -> li
     return results
 
 
-def stage_times(cores: int, steps: int) -> list[Result]:
+def stage_times(cores: int, steps: int, trace: Path | None = None) -> list[Result]:
     """Busy and idle seconds of every stage, and the whole against its lower bound; from the end of the first batch to
     the end of the last."""
     results = []
-    for work in WORKLOADS[:2]:
+    for number, work in enumerate(WORKLOADS[:2], 1):
         batch = examples(work, steps)
         cpu_seconds: list[float] = []
         with tempfile.TemporaryDirectory() as out:
+            traces = f"{out}/traces" if trace is not None else ""
             outcome = run_ours(
                 job_of(work, out, cluster__cores=cores),
                 batch,
                 on_progress=lambda _, seen=cpu_seconds: seen.append(time.process_time()),
+                traces=traces,
             )
+            if trace is not None:
+                merge(traces, str(trace.with_stem(f"{trace.stem}-{number}")))
             first, *later = outcome.batches()
         began, ended = first["ended"], later[-1]["ended"]
         total, cpu = ended - began, cpu_seconds[len(later)] - cpu_seconds[0]
@@ -370,6 +379,7 @@ def run(arguments: list[str]) -> list[Result]:
     parser.add_argument("--workload", type=int, choices=[1, 2, 3], help="one of the three workloads")
     parser.add_argument("--large", action="store_true", help="the model that is larger than memory, and nothing else")
     parser.add_argument("--plot", type=Path, help="with --large: where to draw it")
+    parser.add_argument("--trace", type=Path, help="of the stages: a trace file; -1 and -2 are added to its name")
     options = parser.parse_args(arguments)
     print(f"Zipf keys with exponent {EXPONENT}; dnn {HIDDEN}; {options.cores} cores each")
     if options.large:
@@ -384,5 +394,5 @@ def run(arguments: list[str]) -> list[Result]:
     if options.only in {None, "learning"}:
         results += learning(options.cores)
     if options.only in {None, "stages"}:
-        results += stage_times(options.cores, options.steps // 2)
+        results += stage_times(options.cores, options.steps // 2, options.trace)
     return results

@@ -31,7 +31,7 @@ arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=1, max_dims=2, min_side=
 
 async def decoded(parts: list[Any]) -> Message:
     pieces = _Pieces(parts)
-    return await decode(pieces.read, pieces.read_into)
+    return await decode(pieces.read_bytes, pieces.read_into)
 
 
 @given(sent=st.lists(arrays, max_size=4), note=st.text(max_size=5), large=st.booleans())
