@@ -5,7 +5,7 @@ no other formula for memory: the plan, the checks of what fits and the sizes of 
 
 >>> cache = largest_cache(1_000_000, store_bytes=0, row_bytes=40, nodes=1)
 >>> cache.cache_rows, total_bytes(cache.terms("main")) <= 1_000_000
-(10400, True)
+(10698, True)
 """
 
 from __future__ import annotations

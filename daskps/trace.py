@@ -13,7 +13,9 @@ a microsecond; where there is no trace (`OFF`), one check of an attribute.
 >>> trace.close()
 >>> merge(folder, f"{folder}/trace.json")
 2
->>> [event["name"] for event in json.load(open(f"{folder}/trace.json"))["traceEvents"] if event["ph"] == "X"]
+>>> with open(f"{folder}/trace.json") as file:
+...     events = json.load(file)["traceEvents"]
+>>> [event["name"] for event in events if event["ph"] == "X"]
 ['step', 'train']
 """
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import doctest
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from distributed import Client, LocalCluster
 
 import daskps
+from daskps import budget, trace
 from daskps.node.dask import THREADS
 
 JOB = {
@@ -22,6 +24,13 @@ JOB = {
     "budget": {"memory_bytes": "16MB"},
     "cluster": {"partitions": 2},
 }
+
+
+@pytest.mark.parametrize("module", [budget, trace])
+def test_the_example_of_the_module(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "open_model", "read_record", "submit"])

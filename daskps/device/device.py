@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from daskps.device.memory import LEAST_BYTES
+from daskps.device.memory import MIN_POOLED_BYTES
 from daskps.device.native import library
 from daskps.device.pool import ComputePool
 from daskps.errors import ArgumentError, BackendError
@@ -132,7 +132,9 @@ class CpuDevice:
         return _array(functools.partial(_aligned, np.zeros), shape, dtype)
 
     def _allocate(self, size_bytes: int) -> Array:
-        return self.pool.buffers.lend(size_bytes) if size_bytes >= LEAST_BYTES else _aligned(np.empty, size_bytes)
+        return (
+            self.pool.buffers.allocate(size_bytes) if size_bytes >= MIN_POOLED_BYTES else _aligned(np.empty, size_bytes)
+        )
 
     def from_host(self, array: npt.NDArray[Any]) -> Array:
         return array

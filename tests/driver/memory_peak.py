@@ -1,7 +1,7 @@
 """Peak memory of training: `python -m tests.driver.memory_peak SETTINGS WARM BATCHES` prints bytes above the baseline.
 
 In: the settings of two jobs as JSON. The second one is small and runs first, so that what Python, its libraries and
-Dask take of themselves is there before the baseline is taken. The first one ends after so many batches, if it has more.
+Dask take of themselves is there before the baseline is taken. The first one ends after BATCHES batches, if it has more.
 Out: one line of JSON.
 """
 
@@ -18,13 +18,13 @@ from daskps.reports import Progress
 
 
 def status_bytes(name: str) -> int:
-    """A figure of this process."""
+    """Return a figure of /proc/self/status in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) << 10
 
 
 def settle() -> int:
-    """What this process has when nothing runs; the peak is forgotten."""
+    """Return the bytes of this process while nothing runs, and reset its peak."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -32,7 +32,7 @@ def settle() -> int:
 
 
 class EnoughError(Exception):
-    """So many batches were wanted."""
+    """Ends the run after the wanted number of batches."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The index of the disk tier grows into a small memory budget: it is foreseen, and what would do does."""
+"""The disk tier's index outgrows a small memory budget: a warning comes early, and the advised budget is enough."""
 
 from __future__ import annotations
 
