@@ -339,7 +339,7 @@ class LiveRows:
                 # The next change tries each again. Wait for all of them now, so that it does not see an error from
                 # before space was freed.
                 wait([other.writing for other in self._full if other.writing is not None])
-                raise disk_error(self._files, error, self.shape.data_bytes(segment.count), self.disk_bytes) from error
+                raise disk_error(self._files, error, self.shape.data_bytes(segment.count), self.disk_terms()) from error
             self._full.pop(0)
 
     def _drop_empty(self) -> None:

@@ -82,7 +82,7 @@ class Store:
             return cls(files, manifest, pool, options or Options(), io, read_only=False)._begin(None, False)
         except OSError as error:
             files.close()
-            raise disk_error(files, error, len(manifest.text()), 0) from error
+            raise disk_error(files, error, len(manifest.text()), []) from error
         except BaseException:
             files.close()
             raise
@@ -368,7 +368,7 @@ class Store:
                 self._counters.written_bytes += sent
             except OSError as error:
                 recovery.remove_saved(self._files, number)
-                raise disk_error(self._files, error, self._rows.index.memory_bytes, self.disk_bytes) from error
+                raise disk_error(self._files, error, self._rows.index.memory_bytes, self._rows.disk_terms()) from error
             if save_index:
                 self._unsaved_rows = 0
             return snapshot
@@ -382,7 +382,7 @@ class Store:
         try:
             self._publish(manifest)
         except OSError as error:
-            raise disk_error(self._files, error, len(manifest.text()), self.disk_bytes) from error
+            raise disk_error(self._files, error, len(manifest.text()), self._rows.disk_terms()) from error
 
     def _publish(self, manifest: Manifest) -> None:
         text = manifest.text()

@@ -36,7 +36,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
-from daskps.errors import ArgumentError, CapacityError, CorruptionError, DaskpsError, LockedError, StoreError
+from daskps.budget import Term, capacity_error, total_bytes
+from daskps.errors import ArgumentError, CorruptionError, DaskpsError, LockedError, StoreError
 
 LOCK = "lock"  # file with the writer's lock; it has the writer's process id and no data
 NEW = ".new"  # `replace` writes to the name with this ending, then renames
@@ -128,14 +129,20 @@ class Files(Protocol):
         """Release the writer's lock."""
 
 
-def disk_error(files: Files, error: OSError, wanted_bytes: int, used_bytes: int) -> DaskpsError:
-    """Return the error to raise for a write that failed: CapacityError if the disk is full, else StoreError."""
+def disk_error(files: Files, error: OSError, wanted_bytes: int, terms: Sequence[Term]) -> DaskpsError:
+    """Return the error to raise for a write that failed: CapacityError if the disk is full, else StoreError.
+
+    `terms` are the bytes that this store has on the disk.
+    """
     if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return StoreError(f"{files.url}: the disk refused a write: {error}")
     free = files.free_bytes()
-    return CapacityError(
+    return capacity_error(
         f"{files.url}: the disk is full: {wanted_bytes:,} bytes to write, {'unknown' if free is None else f'{free:,}'} "
-        f"free, {used_bytes:,} in use here; free space and call again: what was not written is still in memory"
+        "free",
+        terms,
+        {"disk_bytes": None if free is None else total_bytes(terms) + free},
+        "free space and call again: what was not written is still in memory",
     )
 
 
