@@ -157,7 +157,7 @@ def as_text(value: dict[str, Any]) -> str:
     )
     terms = [Term(item["name"], item["bytes"], item["budget"], item["table"]) for item in value["memory"]]
     nodes = settings["cluster"]["nodes"]
-    tiers = f"memory of one of {nodes} nodes, by term\n{terms_text(terms, value['budget'])}"
+    tiers = f"memory of one node ({nodes} in all), by term\n{terms_text(terms, value['budget'])}"
     parts = [top, tables, tiers, snapshot_table(value["snapshots"])]
     if value["reports"]:
         parts.append("reports\n" + "\n".join(f"  {path}" for path in value["reports"]))

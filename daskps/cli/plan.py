@@ -112,7 +112,7 @@ def plan_command(
         planned = settings.model_copy(update={"budget": settings.budget.model_copy(update=allowed)})
         terms = memory_terms(planned, work, settings.cluster.nodes)
         answer["memory"] = {"allowed": allowed, "terms": [term.as_json() for term in terms]}
-        text += f"\n\nmemory of one of {settings.cluster.nodes} nodes, by term:\n{terms_text(terms, allowed)}"
+        text += f"\n\nmemory of one node ({settings.cluster.nodes} in all), by term:\n{terms_text(terms, allowed)}"
     return answer, text
 
 

@@ -451,11 +451,12 @@ def projected_terms(
     specs, train = table_specs(job, known), job.train
     steps = Steps(train.minibatch_examples, nodes, 0, job.cluster.devices, train.block_examples)
     data = job.data.synthetic
+    on_cpu = job.cluster.backend != "cuda" and chosen_backend(job.cluster.backend) == "cpu"  # the GPU may be elsewhere
     reading = InputBudget(
         *(job, known, steps),
         rows=UNKNOWN_ROWS if data is None else data.examples * train.epochs,
         file_bytes=int(job.budget.memory_bytes * FILE_BLOCKS_FRACTION) if data is None else 0,
-        on_cpu=chosen_backend(job.cluster.backend) == "cpu",
+        on_cpu=on_cpu,
     )
     with ComputePool(1) as pool:
         network = build_network(job, specs, known, CpuDevice(0, pool))

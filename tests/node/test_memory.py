@@ -84,6 +84,16 @@ def test_an_error_prints_every_term_against_what_is_allowed_and_then_the_remedy(
     assert "hbm_bytes" not in terms_text(terms, allowed)
 
 
+def test_a_job_for_gpus_is_projected_where_there_is_none(tmp_path: Path) -> None:
+    batch = {"examples": 512, "keys": 2_048, "distinct_keys": 500}
+    budgets = {}
+    for backend in ("cpu", "cuda"):
+        job = job_of(tmp_path, 16_000_000, cluster={"backend": backend})
+        (term,) = [term for term in projected_terms(job, nodes=1, rows={}, **batch) if term.name == "input batches"]
+        budgets[backend] = term.budget
+    assert budgets == {"cpu": "hbm_bytes", "cuda": "memory_bytes"}
+
+
 def test_a_model_that_outgrew_its_memory_is_projected_above_what_is_allowed(tmp_path: Path) -> None:
     terms = projected_terms(
         job_of(tmp_path, 16_000_000), nodes=1, rows={"main": 10**9}, examples=1, keys=1, distinct_keys=1
