@@ -83,7 +83,7 @@ def test_a_run_of_one_node_shows_stages_steps_owner_and_disk(tmp_path: Path) -> 
     spans = spans_of(tmp_path / "trace.json")
     check_nesting(spans)
     check_stages(spans, list(outcome.batches()), 1)
-    assert names_of(spans, "daskps-train") >= {"train", "step", "group", "pool", "network", "update"}
+    assert names_of(spans, "daskps-train") >= {"train", "wait for rows", "step", "group", "pool", "network", "update"}
     assert names_of(spans, "daskps-owner") >= {"pull", "push", "start_load", "append", "next_piece"}
     assert names_of(spans, "daskps-snapshot") >= {"append", "prepare"}
     assert names_of(spans, "daskps-ssd") >= {"read segment", "write segment", "fsync"}

@@ -305,9 +305,10 @@ def train(node: OpenNode, token: BatchId) -> tuple[None, float]:
     """
     flight = node.flights.get(token)
     started = time.perf_counter()
-    while not flight.loaded.wait(LOOK_SECONDS):
-        node.check()
-    deferred = node.link.wait_deferred(flight.pulled, flight.rows)
+    with node.trace.span("wait for rows", "wait"):
+        while not flight.loaded.wait(LOOK_SECONDS):
+            node.check()
+        deferred = node.link.wait_deferred(flight.pulled, flight.rows)
     waited = time.perf_counter() - started
     for number, table in enumerate(flight.tables):
         name = table.spec.name
