@@ -52,7 +52,7 @@ def build_here() -> Build:
 
 
 def unfit_because(threads: int, build: Build | Exception | None, mine: Build) -> str:
-    """Return why a worker with so many threads and this build cannot run a node; empty if it can."""
+    """Return why a worker with this number of threads and this build cannot run a node; empty if it can."""
     if threads < THREADS:
         return f"{threads} threads, a node needs {THREADS}: one per stage and two to spare"
     return stranger_because(build, mine)

@@ -13,15 +13,14 @@ of these dependencies but one are edges of Dask's graph: a train waits for its l
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from daskps.build import judge_bad_examples
-from daskps.config import Job, TrainSettings, differences
-from daskps.driver.sizing import Sizer
+from daskps.config import Job, differences
+from daskps.driver.sizing import Sizer, SnapshotPace
 from daskps.driver.tasks import RETRYABLE, ClusterBackend, Task, Tasks, claim_workers
 from daskps.errors import BackendError, CapacityError, DataError, LockedError
 from daskps.node.begin import IncarnationStart, model_path
@@ -66,8 +65,8 @@ class Outcome:
 
 
 SEND_SECONDS = 1.0  # lines of the record are sent to node 0 after this time,
-SEND_LINES = 32  # or when there are so many; a line has 3 kB with 8 nodes
-MOST_LINES = 128  # with so many unsent lines, wait for the task that is writing
+SEND_LINES = 32  # or when this many are unsent; a line has 3 kB with 8 nodes
+MAX_UNSENT_LINES = 128  # with more unsent lines, wait for the task that is writing
 
 
 class Recording:
@@ -85,7 +84,7 @@ class Recording:
         self._lines.append(encode(line))
         if line["kind"] == "batch":
             self._last_batch = line["batch"]
-        if self._task is not None and (self._task.done() or len(self._lines) >= MOST_LINES):
+        if self._task is not None and (self._task.done() or len(self._lines) >= MAX_UNSENT_LINES):
             await self._wait()
         due = self._tasks.cluster.time() - self._sent >= SEND_SECONDS
         if self._task is None and (due or len(self._lines) >= SEND_LINES):
@@ -114,12 +113,10 @@ logger = logging.getLogger("daskps.driver")
 # Pause before going back to the last snapshot, doubled each time up to the second value: Dask may still list a lost
 # worker.
 PAUSE_SECONDS = 1.0
-MOST_PAUSE_SECONDS = 60.0
-# After so many batches the pipeline runs empty once. Each task depends on the same stage's task of the previous batch,
-# so Dask keeps all of them until then: 44 KB per node and batch.
+MAX_PAUSE_SECONDS = 60.0
+# After this many batches the pipeline runs empty once. Each task depends on the task of the same stage and the previous
+# batch, so Dask keeps all of them until then: 44 KB per node and batch.
 LINKED_BATCHES = 128
-# A snapshot by time comes no sooner than 19 times as long as the last one took: at most 1/20 of a run goes into them.
-REST = 19
 
 
 async def drive(
@@ -183,7 +180,7 @@ class Failures:
         """Count a failure of a run whose last snapshot is `snapshot`; return the pause, or None to end the run."""
         if snapshot != self._snapshot:
             self._snapshot, self._lost, self._tries, self._locked_at = snapshot, 0, 0, None
-        pause = min(PAUSE_SECONDS * 2 ** min(self._tries, 10), MOST_PAUSE_SECONDS)
+        pause = min(PAUSE_SECONDS * 2 ** min(self._tries, 10), MAX_PAUSE_SECONDS)
         self._tries += 1
         if not locked:
             self._locked_at = None
@@ -207,34 +204,6 @@ class _PendingBatch:
     def numbered(self) -> bool:
         """True if the batch has its number: it will not be split any more, and its rows are being pulled."""
         return self.token.batch >= 0
-
-
-class SnapshotPace:
-    """Schedule of snapshots: after a number of batches, or after some minutes of the driver's clock."""
-
-    def __init__(self, train: TrainSettings, now: float) -> None:
-        self._every_batches, self._seconds = train.snapshot_every_batches, 60 * train.snapshot_every_minutes
-        self._due_at = now + self._seconds if self._seconds else math.inf
-        self._due = False
-
-    def is_due(self, batch: int, now: float) -> bool:
-        """Return True if a snapshot is due after `batch`. Call it for every batch, in order.
-
-        It stays True until `begin`: not every batch may end with a snapshot.
-        """
-        if self._every_batches:
-            self._due |= (batch + 1) % self._every_batches == 0
-        else:
-            self._due |= now >= self._due_at
-        return self._due
-
-    def begin(self) -> None:
-        """Note that a snapshot has begun: by time, no other one is due before it is published."""
-        self._due, self._due_at = False, math.inf
-
-    def publish(self, now: float, took_seconds: float) -> None:
-        """Note that a snapshot was published, `took_seconds` after its first flush began."""
-        self._due_at = now + max(self._seconds, REST * took_seconds) if self._seconds else math.inf
 
 
 class Driver:
@@ -275,7 +244,7 @@ class Driver:
     async def run(self) -> Outcome:
         """Train from the last snapshot to the end of the data, or until asked to stop; leave a snapshot behind."""
         try:
-            opened = await self._open()
+            info = await self._open()
             if self._validation_is_due():  # the last run ended between the snapshot and its validation
                 await self._validate()
             while self._step < self._stop_step and not self._should_stop():
@@ -295,7 +264,7 @@ class Driver:
             self._last.clear()  # Dask then forgets tasks that have not started
             self._watched.clear()
             await self._tasks.run_best_effort(self._workers, Request.CLOSE, self.incarnation)
-        return Outcome(opened.directory, self.progress.snapshot, self.progress, run=self._run, summary=summary)
+        return Outcome(info.directory, self.progress.snapshot, self.progress, run=self._run, summary=summary)
 
     def _patience_lost(self) -> bool:
         """Return True if early stopping should end the run."""
@@ -327,20 +296,18 @@ class Driver:
             found = {rank: answer.rows for rank, answer in enumerate(answers)}
             raise DataError(f"nodes see different data, rows by node: {found}; all need the same files")
         await self._ask(Request.JOIN, [answer.address for answer in answers])
-        opened = replace(answers[0], read_steps=min(answer.read_steps for answer in answers))
-        self._opened = opened
-        self._sizer = Sizer(self._job, opened)
+        info = replace(answers[0], read_steps=min(answer.read_steps for answer in answers))
+        self._info = info
+        self._sizer = Sizer(self._job, info)
         self._recording = Recording(self._tasks, self.incarnation)
-        self._step, self._batch = opened.steps.step_at(opened.position, opened.rows), opened.batch
-        self._stop_step = opened.steps.count(opened.rows)
+        self._step, self._batch = info.steps.step_at(info.position, info.rows), info.batch
+        self._stop_step = info.steps.count(info.rows)
         self._pace = SnapshotPace(self._job.train, self._tasks.cluster.time())
-        self.progress.go_back(
-            opened.position, opened.rows, opened.batch, opened.snapshot, opened.metrics, opened.validations
-        )
-        self.progress.history = opened.history
+        self.progress.go_back(info.position, info.rows, info.batch, info.snapshot, info.metrics, info.validations)
+        self.progress.history = info.history
         best = self._best()
-        self._best_snapshot = opened.snapshot if best is not None and best.batch == opened.batch else opened.best
-        return opened
+        self._best_snapshot = info.snapshot if best is not None and best.batch == info.batch else info.best
+        return info
 
     def _take_settings(self, job: Job) -> None:
         """Use the model's settings where the job named none, and log those that differ from the defaults."""
@@ -373,7 +340,7 @@ class Driver:
         units, stopped = self._units(), False
         while True:
             self._forget_tasks()
-            while (self._pieces or (self._step < stop_step and units)) and self._has_room():
+            while (self._pieces or (self._step < stop_step and units)) and self._may_start_batch():
                 if self._pieces:
                     self._start(*self._next_piece())
                     continue
@@ -381,7 +348,7 @@ class Driver:
                     units, stopped = 0, True
                     break
                 stop = min(self._batch_end(), stop_step)
-                self._pieces = [(BatchId(self._run, self._opened.incarnation, -1, self._step, stop), True)]
+                self._pieces = [(BatchId(self._run, self._info.incarnation, -1, self._step, stop), True)]
                 self._step, units = stop, units - 1
             if not self._flights:
                 return not stopped
@@ -403,7 +370,7 @@ class Driver:
             token = piece
         return token, unread
 
-    def _has_room(self) -> bool:
+    def _may_start_batch(self) -> bool:
         """Return True if another batch may be read: fewer than `depth` in flight, using fewer than `depth` shares.
 
         A batch with unusually large examples uses several shares of the input memory; then others wait for its push.
@@ -506,7 +473,7 @@ class Driver:
             await self._publish(token.snapshot, token.batch, token.stop_step, digests, begun)
         self._sizer.learn(reports)
         read = sum(report.rows_read for report in reports)
-        judge_bad_examples(self._job, self._opened.rows // self._job.train.epochs, read, self.progress.bad_rows)
+        judge_bad_examples(self._job, self._info.rows // self._job.train.epochs, read, self.progress.bad_rows)
         self._on_progress(self.progress)
 
     # -- boundaries of batches and validations -----------------------------------------------------------------------
@@ -514,8 +481,8 @@ class Driver:
     def _into_pass(self, step: int | None = None) -> int:
         """Return the steps of this pass over the data that come before `step` (default: the next step)."""
         step = self._step if step is None else step
-        passed = self._position(step) // (self._opened.rows // self._job.train.epochs)
-        return step - self._opened.steps.count(passed * (self._opened.rows // self._job.train.epochs))
+        passed = self._position(step) // (self._info.rows // self._job.train.epochs)
+        return step - self._info.steps.count(passed * (self._info.rows // self._job.train.epochs))
 
     def _ends_batch(self, step: int) -> bool:
         """Return True if a snapshot may be taken before `step`.
@@ -556,19 +523,19 @@ class Driver:
 
     def _position(self, step: int) -> int:
         """Return the global number of the first example of `step`."""
-        return self._opened.steps.examples(step, self._opened.rows)[0]
+        return self._info.steps.examples(step, self._info.rows)[0]
 
     def _pass_end(self, step: int) -> int:
         """Return the first step that starts in the next pass over the data."""
-        rows = self._opened.rows // self._job.train.epochs
+        rows = self._info.rows // self._job.train.epochs
         passes = self._position(step) // rows + 1
-        return min(self._opened.steps.count(passes * rows), self._stop_step)
+        return min(self._info.steps.count(passes * rows), self._stop_step)
 
     # -- at rest: nothing in flight ----------------------------------------------------------------------------------
 
     async def _validate(self) -> None:
         """Evaluate the validation data, if there is any; keep a snapshot if it is the best so far."""
-        if not self._opened.validation_rows:
+        if not self._info.validation_rows:
             return
         answers = await self._ask(Request.EVALUATE, self._batch)
         self.progress.validations.append(found := Validation(self._batch, self.progress.position, answers[0]))
@@ -577,7 +544,7 @@ class Driver:
         self.progress.validations = kept_validations(self.progress.validations, patience)
         self._on_progress(self.progress)
         if self._best() is found:
-            there = self._opened.snapshot if self._batch == self._opened.batch else None
+            there = self._info.snapshot if self._batch == self._info.batch else None
             self._best_snapshot = there or self._name(self._batch)
             await self._snapshot_at_rest()
 
@@ -604,7 +571,7 @@ class Driver:
     async def _snapshot_at_rest(self) -> None:
         """Make a snapshot while nothing is in flight, unless nothing was trained since the last one."""
         name = self._name(self._batch)
-        if self.progress.snapshot == name or self._batch == self._opened.batch:
+        if self.progress.snapshot == name or self._batch == self._info.batch:
             return
         begun = self._tasks.cluster.time()
         digests = await self._ask(Request.PREPARE, name, self._batch)
@@ -641,7 +608,7 @@ class Driver:
             self.progress.warnings.clear()
             return
         first = min(forecasts, key=lambda one: one.position)
-        self.progress.warnings = [first.words(self._job.budget.memory_bytes, self._opened.rows)]
+        self.progress.warnings = [first.words(self._job.budget.memory_bytes, self._info.rows)]
         if not self._warned:
             self._warned = True
             logger.warning("%s", self.progress.warnings[0])
@@ -662,7 +629,7 @@ class Driver:
 
     def _name(self, batch: int) -> str:
         """Return the id of the snapshot after `batch`."""
-        return f"{self._opened.incarnation:06d}-{batch:08d}"
+        return f"{self._info.incarnation:06d}-{batch:08d}"
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 

@@ -148,15 +148,15 @@ class OpenNode:
         on_cpu = self.devices[0].kind == "cpu"
         readers = [reader for reader in map(build.of_files, (self.training, self.validation)) if reader is not None]
         file_bytes = sum(reader.held_bytes for reader in readers)
-        self.reading = InputBudget(
+        self.input_budget = InputBudget(
             *(job, self.features, self.steps), rows=self.training.examples, file_bytes=file_bytes, on_cpu=on_cpu
         )
         for reader in readers:
-            reader.bound(self.reading.batches_bytes)
-        self.reading.check()
+            reader.bound(self.input_budget.batches_bytes)
+        self.input_budget.check()
         network = Term("network", self.networks[0].size_bytes(self.pool.cores), "hbm_bytes")
-        self.room = NodeBudget(job, self.specs, self.nodes, [*self.reading.terms(), network])
-        self.room.check(self.reading.step_examples, self.reading.least_keys)
+        self.budget = NodeBudget(job, self.specs, self.nodes, [*self.input_budget.terms(), network])
+        self.budget.check(self.input_budget.step_examples, self.input_budget.least_keys)
         keep_freed_memory(job.budget.memory_bytes + job.budget.hbm_bytes)
         self.metrics = Metrics()  # of the current pass. Rank 0: all nodes; other ranks: what rank 0 has not got yet
         if self.snapshot is not None:
@@ -304,8 +304,8 @@ class OpenNode:
             snapshot=begun.snapshot or begun.base,
             live=self.directory.state().live,
             pool=self.pool,
-            file_rows=self.room.file_rows(spec),
-            options=Options(disk_bytes=self.room.disk_bytes(spec)),
+            file_rows=self.budget.file_rows(spec),
+            options=Options(disk_bytes=self.budget.disk_bytes(spec)),
             model=begun.model,
             digests=self.snapshot.digests(spec.name) if self.snapshot is not None else None,
             base=copied,
@@ -316,14 +316,14 @@ class OpenNode:
                 layout=spec.layout,
                 store=self.trace.methods(store, "owner", *STORE_CALLS),
                 initial=row_filler(self.job, spec, self.host),
-                memory_bytes=self.room.memory_bytes(spec),
+                memory_bytes=self.budget.memory_bytes(spec),
                 pool=self.pool,
                 nodes=self.nodes,
                 run=self.run,
                 epoch=self.incarnation.number,
                 first_batch=self.first_batch,
                 eviction=self.job.cluster.eviction,
-                remedy=lambda mem, rows: self.room.remedy(spec, mem, rows),
+                remedy=lambda mem, rows: self.budget.remedy(spec, mem, rows),
             )
         except BaseException:
             store.close()
@@ -344,7 +344,7 @@ class OpenNode:
             rows=self.training.examples,
             steps=Steps(self.job.train.minibatch_examples),
             validation_rows=self.validation.examples if self.validation is not None else 0,
-            read_steps=self.reading.steps(),
+            read_steps=self.input_budget.steps(),
             metrics=self.metrics_summary(),
             validations=validations_of(draft.progress) if draft else (),
             history=self._history(draft.batch) if draft and self.rank == 0 else (),
@@ -414,7 +414,7 @@ class OpenNode:
             for table in self.tables:
                 table.mem.flush(batch, name)
 
-        self.link.work(flush)
+        self.link.run_in_owner_thread(flush)
         return self._digests(name)
 
     def prepared(self, name: str, batch: int) -> dict[str, Any]:
@@ -457,7 +457,7 @@ class OpenNode:
                 for partition in table.store.stores.values():
                     apply_live(partition, live)
 
-        self.link.work(apply_to_all)
+        self.link.run_in_owner_thread(apply_to_all)
 
     # -- at rest ---------------------------------------------------------------------------------------------------
 

@@ -64,8 +64,8 @@ def levels(node: OpenNode, flight: NodeBatch) -> dict[str, float]:
     mem_rows = [table.mem.cached_rows for table in node.tables]
     disk = [table.store.stats() for table in node.tables]
     return {
-        "row_capacity": node.room.rows(flight, node.tables),
-        "read_steps": node.reading.steps(),
+        "row_capacity": node.budget.rows(flight, node.tables),
+        "read_steps": node.input_budget.steps(),
         "hbm_rows": sum(hbm_rows),
         "hbm_bytes": sum(rows * size for rows, size in zip(hbm_rows, row_bytes, strict=True)),
         "memory_rows": sum(mem_rows),
@@ -194,7 +194,7 @@ def same_model(one: str, other: str) -> bool:
 def release(plugin: Any, run: str, incarnation: int, path: str, wanted: bool) -> None:
     """Close the node on this worker if it has the model at `path` open, or if this run needs the worker (`wanted`).
 
-    Only workers that `run` or nobody has claimed are asked, so the node has no driver any more. Raise StaleError if the
+    Only workers that `run` or no run has claimed are asked, so the node has no driver any more. Raise StaleError if the
     node is of a newer incarnation of the same model: an older run must not close it.
     """
     node = plugin.node
@@ -267,8 +267,8 @@ def dedup(node: OpenNode, token: BatchId) -> tuple[CapacityReport, float]:
         if node.nodes > 1:
             working_set, flight.owners[spec.name] = by_owner(working_set, node.partition)
         flight.sets.append(working_set)
-    shares = node.reading.shares(node.flights.read_of(token).batch)
-    return node.room.fit(node.rank, flight, node.tables, shares), 0.0
+    shares = node.input_budget.shares(node.flights.read_of(token).batch)
+    return node.budget.fit(node.rank, flight, node.tables, shares), 0.0
 
 
 def pull(node: OpenNode, token: BatchId) -> tuple[None, float]:
@@ -372,4 +372,4 @@ def _foresee(node: OpenNode, flight: NodeBatch) -> Forecast | None:
     assert node.training is not None
     position = node.steps.examples(flight.token.stop_step, node.training.examples)[0]
     one_pass = node.training.examples // node.job.train.epochs
-    return node.room.foresee(node.rank, position, one_pass, flight, node.tables)
+    return node.budget.foresee(node.rank, position, one_pass, flight, node.tables)

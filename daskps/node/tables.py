@@ -103,7 +103,7 @@ def check_clearable(path: str, model: str) -> None:
     raise StoreError(
         f"{path} belongs to model {manifest.model or '(made before models had ids)'} and has the snapshots "
         f"{', '.join(published) or 'none'}, but the log here is that of model {model}, which has none; nothing was "
-        "removed: choose another `out`, or remove that model yourself if nobody wants it"
+        "removed: choose another `out`, or remove that model yourself if it is not needed"
     )
 
 

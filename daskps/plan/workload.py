@@ -9,7 +9,7 @@ from pathlib import Path
 from daskps.budget import Term, flight_row_bytes
 from daskps.build import features, table_specs
 from daskps.config import Job, make_job
-from daskps.driver.sizing import WANTED_SECONDS
+from daskps.driver.sizing import TARGET_SECONDS
 from daskps.errors import ConfigError, DataError
 from daskps.node.memory import projected_terms
 from daskps.plan.estimate import Value, Workload, hbm_row_bytes
@@ -69,7 +69,7 @@ def workload_of(
     budget, depth, distinct = job.budget, job.train.depth, keys * DISTINCT_SHARE
     in_memory = budget.memory_bytes * BATCH_FRACTION / depth / distinct / flight_row_bytes(row_bytes, job.cluster.nodes)
     on_devices = budget.hbm_bytes / distinct / hbm_row_bytes(row_bytes, depth + 1)
-    fitting = min(WANTED_SECONDS / total, in_memory, on_devices)
+    fitting = min(TARGET_SECONDS / total, in_memory, on_devices)
     batch = (job.train.batch_examples or 0) / job.cluster.nodes or minibatch * max(1, int(fitting / minibatch))
     values = [
         *(Value(f"rates.{field.name}", getattr(rates, field.name), "measured", "a core") for field in fields(rates)),

@@ -20,7 +20,7 @@ from daskps.storage.partition import KeysByOwner
 from daskps.types import Bools, Floats, Int64s, Keys
 from daskps.wire.exchange import Shared, tell
 from daskps.wire.message import Array, Message, MessageKind
-from daskps.wire.owner import Work
+from daskps.wire.owner import Executor
 from daskps.wire.session import Session
 
 # Odd multipliers of `hash_rows`, one per field of a row.
@@ -43,20 +43,20 @@ class PullResult:
     sharing: Shared  # the shared rows by peer, for the exchange of gradient sums
 
 
-async def at_once(call: Callable[[], Any]) -> Any:
+async def run_inline(call: Callable[[], Any]) -> Any:
     """Run `call` on the event loop itself. Use it only where nothing else waits for the loop."""
     return call()
 
 
 async def pull(
-    session: Session, batch: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats, aside: Work
+    session: Session, batch: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats, copy_executor: Executor
 ) -> PullResult:
     """Send every owner a pull of its keys, even an empty one. When this returns, rows not deferred are in `out` (U, W).
 
-    `aside` runs the copying of rows away from the event loop.
+    `copy_executor` runs the copying of rows away from the event loop.
     """
     order = owners.order
-    asked = keys if order is None else await aside(lambda: keys[order])
+    asked = keys if order is None else await copy_executor(lambda: keys[order])
     for owner in range(session.nodes):
         at = owners.slice(owner)
         mine = order is None and owner == session.rank  # this node's own MEM-PS writes into `out`: no copy
@@ -66,7 +66,7 @@ async def pull(
         message = await session.receive(MessageKind.ANSWER, batch, owner, table=table)
         if not (order is None and owner == session.rank):
             _check_answer(message, int(owners.starts[owner + 1] - owners.starts[owner]))
-            await aside(partial(_place, out, owners, owner, message.arrays[4:]))
+            await copy_executor(partial(_place, out, owners, owner, message.arrays[4:]))
         forwarded.append(owners.positions(owner, message.arrays[0]))
         deferred.append(len(message.arrays[1]))
         shared.append(owners.positions(owner, message.arrays[2]))
@@ -123,7 +123,9 @@ def _check_rows(rows: Array, count: int, out: Floats) -> None:
         )
 
 
-async def deferred_rows(session: Session, pulled: PullResult, out: Floats, aside: Work) -> AsyncIterator[Int64s]:
+async def deferred_rows(
+    session: Session, pulled: PullResult, out: Floats, copy_executor: Executor
+) -> AsyncIterator[Int64s]:
     """Receive deferred rows into `out`, the array given to `pull`; yield their positions, message by message."""
     for owner, missing in enumerate(pulled.deferred):
         step = 0
@@ -137,7 +139,7 @@ async def deferred_rows(session: Session, pulled: PullResult, out: Floats, aside
                     f"sends {len(positions)} in {len(message.arrays)} arrays; all nodes must run one version of daskps"
                 )
             if not here:
-                await aside(partial(_scatter, out, positions, message.arrays[1]))
+                await copy_executor(partial(_scatter, out, positions, message.arrays[1]))
             yield positions
             missing -= len(positions)
             step += 1
@@ -149,7 +151,7 @@ async def push(
     rows: Floats,
     snapshot: str,
     check_replicas: bool,
-    aside: Work,
+    copy_executor: Executor,
     empty: Callable[..., Array] = np.empty,
 ) -> None:
     """Send every owner the trained rows (U, W) that this node pushes; `rows` may be reused when this returns.
@@ -159,7 +161,7 @@ async def push(
     for owner in range(session.nodes):
         arrays: tuple[Array, ...] = (pulled.keys, rows)
         if session.nodes > 1:
-            arrays = await aside(partial(_pushed, pulled, owner, rows, check_replicas, empty))
+            arrays = await copy_executor(partial(_pushed, pulled, owner, rows, check_replicas, empty))
         session.send(owner, MessageKind.PUSH, pulled.batch, table=pulled.table, note=snapshot, arrays=arrays)
     await asyncio.gather(
         *(session.receive(MessageKind.TAKEN, pulled.batch, owner, table=pulled.table) for owner in range(session.nodes))
@@ -185,7 +187,14 @@ def _pushed(
 
 
 async def lookup(
-    session: Session, batch: int, number: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats, aside: Work
+    session: Session,
+    batch: int,
+    number: int,
+    table: str,
+    keys: Keys,
+    owners: KeysByOwner,
+    out: Floats,
+    copy_executor: Executor,
 ) -> None:
     """Read rows as they are after `batch` into `out`; insert nothing. `number` distinguishes the lookups of a batch."""
     groups = [owners.group(owner) for owner in range(session.nodes)]
@@ -193,7 +202,7 @@ async def lookup(
         session.send(owner, MessageKind.LOOKUP, batch, step=number, table=table, arrays=(keys[group],))
     for owner, group in enumerate(groups):
         message = await session.receive(MessageKind.FOUND, batch + 1, owner, step=number, table=table)
-        await aside(partial(_scatter, out, group, message.arrays[0]))
+        await copy_executor(partial(_scatter, out, group, message.arrays[0]))
 
 
 def hash_rows(rows: Floats) -> Keys:

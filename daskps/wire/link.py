@@ -24,8 +24,8 @@ from daskps.wire import client, collective
 from daskps.wire.client import PullResult
 from daskps.wire.collective import Collective, Handle, HostCollective, Tag
 from daskps.wire.exchange import Buffers, Exchange, Packed, Touched
-from daskps.wire.message import Array, Message, MessageKind, MessageSender
-from daskps.wire.owner import Owner, Rows, Work
+from daskps.wire.message import Array, MessageKind, MessageSender
+from daskps.wire.owner import Executor, Owner, Rows
 from daskps.wire.session import Member, Session
 from daskps.wire.transport import ListenOptions, LoopThread, Transport
 
@@ -44,50 +44,32 @@ class Peers:
         network: MessageSender,
         tables: Mapping[str, Rows],
         partition: KeyPartition,
-        work: Work,
+        owner_executor: Executor,
         *,
         first_batch: int,
         check_replicas: bool = False,
-        aside: Work = client.at_once,
-        write: Work = client.at_once,
+        copy_executor: Executor = client.run_inline,
+        write_executor: Executor = client.run_inline,
     ) -> None:
         """Start to serve `tables`.
 
-        `work` runs the calls of MEM-PS, one after the other; `aside` runs the copying of rows away from the event loop,
-        `write` the writing of snapshots.
+        `owner_executor` runs the calls of MEM-PS, one after the other; `copy_executor` copies rows, `write_executor`
+        writes snapshots, both away from the event loop.
         """
         self.session = Session(member, network)
         self.partition = partition
-        self.owner = Owner(self.session, tables, work, write, first_batch)
+        self.owner = Owner(self.session, tables, owner_executor, write_executor, first_batch)
         self._check_replicas = check_replicas
-        self._aside = aside
+        self._copy_executor = copy_executor
         self._buffers = Buffers()
-
-    @property
-    def rank(self) -> int:
-        """Rank of this node."""
-        return self.session.rank
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes of the run."""
-        return self.session.nodes
-
-    def deliver(self, message: Message) -> None:
-        """Accept a message from a peer."""
-        self.session.deliver(message)
-
-    def group(self, keys: Keys) -> KeysByOwner:
-        """Group a working set by owner, as `pull` needs it. This takes time: do not call it on the event loop."""
-        return self.partition.group(keys)
 
     async def pull(self, batch: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats) -> PullResult:
         """Pull the rows that are not deferred into `out` (U, W); return which rows are deferred, forwarded, shared."""
-        return await client.pull(self.session, batch, table, keys, owners, out, self._aside)
+        return await client.pull(self.session, batch, table, keys, owners, out, self._copy_executor)
 
     def deferred_rows(self, pulled: PullResult, out: Floats) -> AsyncIterator[Int64s]:
         """Receive deferred rows into `out`, the array given to `pull`; yield their positions, message by message."""
-        return client.deferred_rows(self.session, pulled, out, self._aside)
+        return client.deferred_rows(self.session, pulled, out, self._copy_executor)
 
     async def exchange(self, batch: int, pulled: Mapping[str, PullResult]) -> Exchange:
         """Return the exchange of gradient sums between holders of the same rows, for the steps of a batch."""
@@ -99,19 +81,11 @@ class Peers:
     async def push(self, pulled: PullResult, rows: Floats, snapshot: str = "") -> None:
         """Send trained rows (U, W) to their owners; `snapshot` names the snapshot that ends with this batch, if any."""
         empty = self.partition.pool.buffers.empty
-        await client.push(self.session, pulled, rows, snapshot, self._check_replicas, self._aside, empty)
-
-    def end_batch(self, batch: int) -> None:
-        """End `batch`, all tables of which are pushed: a later message of it is an error."""
-        self.session.close_batch(batch)
+        await client.push(self.session, pulled, rows, snapshot, self._check_replicas, self._copy_executor, empty)
 
     async def lookup(self, batch: int, number: int, table: str, keys: Keys, owners: KeysByOwner, out: Floats) -> None:
         """Read rows as after `batch`, for evaluation; `number` distinguishes the lookups of one batch and table."""
-        await client.lookup(self.session, batch, number, table, keys, owners, out, self._aside)
-
-    async def prepared(self, snapshot: str, batch: int) -> None:
-        """Return when this node's partitions have prepared the snapshot that ends with `batch`."""
-        await self.owner.prepared(snapshot, batch)
+        await client.lookup(self.session, batch, number, table, keys, owners, out, self._copy_executor)
 
     def close(self) -> None:
         """Stop serving; every pending wait raises an error."""
@@ -173,30 +147,30 @@ class Link:
 
         async def begin() -> None:
             self._peers = peers = Peers(
-                *(member, self._transport, tables, partition, self._work),
+                *(member, self._transport, tables, partition, self._in_owner_thread),
                 first_batch=first_batch,
                 check_replicas=check_replicas,
-                aside=self._aside,
-                write=self._write,
+                copy_executor=self._in_copy_thread,
+                write_executor=self._in_write_thread,
             )
             peers.session.on_failure(failed)
             if member.nodes > 1:
                 arguments = self._wire.connection_args
-                await self._transport.join(member, addresses, peers.deliver, peers.session.fail, arguments)
+                await self._transport.join(member, addresses, peers.session.deliver, peers.session.fail, arguments)
 
         self._loop.run(begin())
 
-    async def _work(self, call: Callable[[], Any]) -> Any:
+    async def _in_owner_thread(self, call: Callable[[], Any]) -> Any:
         """Run a call of MEM-PS in the owner's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, call)
 
-    async def _aside(self, call: Callable[[], Any]) -> Any:
+    async def _in_copy_thread(self, call: Callable[[], Any]) -> Any:
         """Run a copy of rows in one of the copy threads."""
         return await asyncio.get_running_loop().run_in_executor(
             self._copies, self._trace.call, "copy rows", "network", call
         )
 
-    async def _write(self, call: Callable[[], Any]) -> Any:
+    async def _in_write_thread(self, call: Callable[[], Any]) -> Any:
         """Write a piece of a snapshot in the thread for that."""
         return await asyncio.get_running_loop().run_in_executor(self._writer, call)
 
@@ -219,7 +193,7 @@ class Link:
         Return for each table which rows are deferred, forwarded and shared. `owners` is the grouping of each table's
         keys by owner, if the caller already has it.
         """
-        owners = owners or {table: self.peers.group(keys) for table, (keys, _) in wanted.items()}
+        owners = owners or {table: self.peers.partition.group(keys) for table, (keys, _) in wanted.items()}
 
         async def all_tables() -> list[PullResult]:
             return await asyncio.gather(
@@ -251,13 +225,13 @@ class Link:
         async def all_tables() -> None:
             await asyncio.gather(*(self.peers.push(one, rows[table], snapshot) for table, one in pulled.items()))
             for batch in {one.batch for one in pulled.values()}:
-                self.peers.end_batch(batch)
+                self.peers.session.close_batch(batch)
 
         self._loop.run(all_tables())
 
     def lookup(self, batch: int, number: int, wanted: Mapping[str, tuple[Keys, Floats]]) -> None:
         """Read rows as after `batch` into the arrays, for evaluation; `number` distinguishes lookups of one batch."""
-        owners = {table: self.peers.group(keys) for table, (keys, _) in wanted.items()}
+        owners = {table: self.peers.partition.group(keys) for table, (keys, _) in wanted.items()}
 
         async def all_tables() -> None:
             for table, (keys, out) in wanted.items():
@@ -271,9 +245,9 @@ class Link:
 
     def prepared(self, snapshot: str, batch: int) -> None:
         """Wait until this node's partitions have prepared the snapshot that ends with `batch`."""
-        self._loop.run(self.peers.prepared(snapshot, batch))
+        self._loop.run(self.peers.owner.prepared(snapshot, batch))
 
-    def work(self, call: Callable[[], Any]) -> Any:
+    def run_in_owner_thread(self, call: Callable[[], Any]) -> Any:
         """Run `call` in the thread in which MEM-PS and its store are used, and wait for it."""
         return self._thread.submit(call).result()
 

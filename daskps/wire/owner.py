@@ -1,8 +1,8 @@
 """The owner's side of pull and push: pass the requests of all nodes for this node's rows to MEM-PS, in batch order.
 
 Input: pull, push and lookup messages of all nodes, in any order. Output: rows (at once, or deferred until the earlier
-batch has pushed them) and prepared snapshots. `work` runs the calls of MEM-PS in its thread, one at a time; `write`
-writes the pieces of snapshots in another one. This module only moves bytes.
+batch has pushed them) and prepared snapshots. `owner_executor` runs the calls of MEM-PS in its thread, one at a time;
+`write_executor` writes the pieces of snapshots in another one. This module only moves bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from daskps.types import Floats, Keys
 from daskps.wire.message import Message, MessageKind
 from daskps.wire.session import Session
 
-Work = Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a long call away from the event loop
+Executor = Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a long call away from the event loop
 
 
 class Rows(Protocol):
@@ -51,7 +51,7 @@ class _Queue:
         bit = 1 << message.sender
         seen = self.senders.get(message.batch, 0)
         if message.batch < self.batch or seen & bit:
-            why = "came twice" if seen & bit else f"came after that batch was over; batch {self.batch} is on"
+            why = "came twice" if seen & bit else f"came after that batch was over; batch {self.batch} is being served"
             raise StaleError(f"a {message} {why}")
         self.senders[message.batch] = seen | bit
         self.waiting.setdefault(message.batch, []).append(message)
@@ -75,11 +75,19 @@ class _Queue:
 class TableOwner:
     """Server of one table's partitions on this node."""
 
-    def __init__(self, session: Session, table: str, rows: Rows, work: Work, write: Work, first_batch: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        table: str,
+        rows: Rows,
+        owner_executor: Executor,
+        write_executor: Executor,
+        first_batch: int,
+    ) -> None:
         self._session = session
         self._table = table
         self._rows = rows
-        self._work, self._write = work, write
+        self._owner_executor, self._write_executor = owner_executor, write_executor
         self._pulls = _Queue(first_batch, session.nodes)
         self._pushes = _Queue(first_batch, session.nodes)
         self._lookups: list[Message] = []
@@ -117,9 +125,9 @@ class TableOwner:
         """
         while True:
             snapshot = await self._snapshots.get()
-            while (piece := await self._work(self._rows.next_piece)) is not None:
-                await self._write(piece)
-                await self._work(partial(self._rows.piece_written, piece))
+            while (piece := await self._owner_executor(self._rows.next_piece)) is not None:
+                await self._write_executor(piece)
+                await self._owner_executor(partial(self._rows.piece_written, piece))
             prepared = self.prepared(snapshot)
             if not prepared.done():  # it is done already if the run has failed
                 prepared.set_result(None)
@@ -135,7 +143,7 @@ class TableOwner:
     async def _pull(self, message: Message) -> None:
         keys = message.arrays[0]
         out = message.arrays[1] if len(message.arrays) > 1 else None  # a pull of this node itself: no copy of the rows
-        deliver = await self._work(lambda: self._rows.pull(keys, message.batch, message.sender, out=out))
+        deliver = await self._owner_executor(lambda: self._rows.pull(keys, message.batch, message.sender, out=out))
         self._pulls.done()
         self._send(deliver)
 
@@ -143,7 +151,7 @@ class TableOwner:
         keys, rows = message.arrays[:2]
         deliver: Iterable[PullReply] = ()
         if len(keys):  # MEM-PS ends a batch with its last row; an empty push after that would be stale
-            deliver = await self._work(lambda: self._rows.push(keys, rows, message.batch, message.sender))
+            deliver = await self._owner_executor(lambda: self._rows.push(keys, rows, message.batch, message.sender))
         if len(message.arrays) > 2:
             self._replicas.append((message.sender, message.arrays[2], message.arrays[3]))
         self._session.send(message.sender, MessageKind.TAKEN, message.batch, table=self._table)
@@ -152,11 +160,11 @@ class TableOwner:
             self._compare(message.batch)
             if message.note:
                 await self._snapshots.join()  # one snapshot at a time
-                await self._work(lambda: self._rows.flush_begin(message.batch, message.note))
+                await self._owner_executor(lambda: self._rows.flush_begin(message.batch, message.note))
                 self._snapshots.put_nowait(message.note)
 
     async def _lookup(self, message: Message) -> None:
-        found = await self._work(lambda: self._rows.lookup(message.arrays[0]))
+        found = await self._owner_executor(lambda: self._rows.lookup(message.arrays[0]))
         target = (message.sender, MessageKind.FOUND, message.batch + 1)  # not `batch`: the session has closed it
         self._session.send(*target, step=message.step, table=self._table, arrays=(found,))
 
@@ -220,10 +228,18 @@ class TableOwner:
 class Owner:
     """Server of all tables of a node: two asyncio tasks per table, for requests and for snapshots."""
 
-    def __init__(self, session: Session, tables: Mapping[str, Rows], work: Work, write: Work, first_batch: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        tables: Mapping[str, Rows],
+        owner_executor: Executor,
+        write_executor: Executor,
+        first_batch: int,
+    ) -> None:
         self._session = session
         self.tables = {
-            name: TableOwner(session, name, rows, work, write, first_batch) for name, rows in sorted(tables.items())
+            name: TableOwner(session, name, rows, owner_executor, write_executor, first_batch)
+            for name, rows in sorted(tables.items())
         }
         self._tasks = [
             asyncio.create_task(self._guard(run))

@@ -66,12 +66,12 @@ async def _cancel_all() -> None:
 
 logger = logging.getLogger("daskps.wire")
 
-FLUSH_SECONDS = 2.0  # wait at most so long for unsent bytes on close: a peer that hangs never reads them
-JOIN_SECONDS = 30.0  # wait at most so long in `join`: all nodes join at the same time, one that does not is lost
+FLUSH_SECONDS = 2.0  # longest wait for unsent bytes on close: a peer that hangs never reads them
+JOIN_SECONDS = 30.0  # longest wait in `join`: all nodes join at the same time; one that does not is lost
 # Anyone who reaches the port can connect. These limits bound what a stranger can cost before it has said who it is.
 HELLO_BYTES = 4096  # size of the first message
 HELLO_SECONDS = 10.0  # time until the first message
-MOST_WAITING = 64  # connections that have not been accepted or refused yet
+MAX_WAITING = 64  # number of connections that have not been accepted or refused yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Transport:
 
     async def _accept(self, comm: Comm) -> None:
         """Accept a peer whose hello arrives within the limits of time and size; close every other connection."""
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_WAITING:
             comm.abort()
             return
         self._waiting += 1

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskps.config import TrainSettings, make_job
-from daskps.driver.driver import Failures, Outcome, SnapshotPace, drive, pieces
+from daskps.driver.driver import Failures, Outcome, drive, pieces
+from daskps.driver.sizing import SnapshotPace
 from daskps.driver.tasks import Tasks, WorkerClaim
 from daskps.errors import BackendError, LockedError, PeerError
 from daskps.types import BatchId

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from daskps.driver.sizing import ROOM, WANTED_SECONDS, Sizer
+from daskps.driver.sizing import FILL_FRACTION, TARGET_SECONDS, Sizer
 
 
 def sizer(read_steps: int = 1_000, batch_examples: int | None = None, merges_batches: bool = False) -> Sizer:
@@ -30,7 +30,7 @@ def report(steps: int, seconds: float, misses: int = 0, keys: int = 100, read_st
 def test_only_a_batch_far_from_the_wanted_time_changes_the_size_and_by_two_at_most(
     of_wanted: float, steps: int
 ) -> None:
-    one, seconds = sizer(), of_wanted * WANTED_SECONDS
+    one, seconds = sizer(), of_wanted * TARGET_SECONDS
     one.learn([report(8, 0.01), report(8, seconds)])
     assert one.steps() == steps
 
@@ -38,26 +38,26 @@ def test_only_a_batch_far_from_the_wanted_time_changes_the_size_and_by_two_at_mo
 @pytest.mark.parametrize("misses", [0, 5])
 def test_no_batch_is_larger_than_fits_and_with_reads_from_disk_it_is_as_large(misses: int) -> None:
     one = sizer()
-    keys = int(ROOM * 10_000 / 1.5)  # of 8 steps: 12 fit
-    one.learn([report(8, WANTED_SECONDS, misses, keys)])
+    keys = int(FILL_FRACTION * 10_000 / 1.5)  # of 8 steps: 12 fit
+    one.learn([report(8, TARGET_SECONDS, misses, keys)])
     size = 12 if misses else 8
     assert one.steps() == size
-    one.learn([report(size, WANTED_SECONDS, misses, 2 * keys)])
+    one.learn([report(size, TARGET_SECONDS, misses, 2 * keys)])
     assert one.steps() == size * 3 // 4
 
 
 def test_batches_of_an_earlier_size_that_are_still_in_flight_do_not_change_it_back() -> None:
     one = sizer()
-    one.learn([report(8, WANTED_SECONDS / 3)])
+    one.learn([report(8, TARGET_SECONDS / 3)])
     assert one.steps() == 16
-    one.learn([report(8, WANTED_SECONDS / 1.8)])
-    one.learn([report(8, 3 * WANTED_SECONDS)])
+    one.learn([report(8, TARGET_SECONDS / 1.8)])
+    one.learn([report(8, 3 * TARGET_SECONDS)])
     assert one.steps() == 16
 
 
 def test_a_little_more_room_is_not_worth_another_size() -> None:
     one = sizer()
-    one.learn([report(8, WANTED_SECONDS, 5, int(ROOM * 10_000 / 1.2))])
+    one.learn([report(8, TARGET_SECONDS, 5, int(FILL_FRACTION * 10_000 / 1.2))])
     assert one.steps() == 8
 
 

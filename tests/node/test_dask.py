@@ -25,7 +25,7 @@ def niceness_in_link() -> tuple[int, int]:
     try:
         found: Future[int] = Future()
         link._loop.call(lambda: found.set_result(niceness()))
-        return found.result(), link.work(niceness)
+        return found.result(), link.run_in_owner_thread(niceness)
     finally:
         link.close()
 

@@ -133,7 +133,7 @@ class SimNode:
             *(member, self, self.rows, self.partition, self.work),
             first_batch=self.start.batch + 1,
             check_replicas=self.world.schedule.check_replicas,
-            write=self.write,
+            write_executor=self.write,
         )
         self.worker.tasks |= dict.fromkeys(self.peers.owner._tasks)
         for sender, message in self.early:
@@ -274,10 +274,10 @@ class SimNode:
         await asyncio.gather(
             *(peers.push(flight.pulled[table], rows, token.snapshot) for table, rows in flight.rows.items())
         )
-        peers.end_batch(token.batch)
+        peers.session.close_batch(token.batch)
         del self.flights[token.first_step]
         if token.snapshot:
-            await peers.prepared(token.snapshot, token.batch)
+            await peers.owner.prepared(token.snapshot, token.batch)
         digests = self._digests(token.snapshot) if token.snapshot else {}
         examples = sum(len(self.slice(step)) for step in range(token.first_step, token.stop_step))
         times = (StageTime(Stage.PUSH, started, asyncio.get_running_loop().time()),)

@@ -90,7 +90,7 @@ class SimWorker(Process):
             if node.peers is None:
                 node.early.append((sender, message))  # it waits in the socket
                 return
-            node.peers.deliver(message)
+            node.peers.session.deliver(message)
         except StaleError as error:
             self.world.stale += 1
             if message.kind is not MessageKind.ABORT:

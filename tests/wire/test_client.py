@@ -37,8 +37,8 @@ def pull_from(owners: KeysByOwner, answer: tuple[Any, ...], deferred: tuple[Any,
         session.handle(MessageKind.PULL, lambda message: None)
         session.send(0, MessageKind.ANSWER, 0, table="t", arrays=(NONE, NONE, NONE, NOBODY, ROWS[:0]))
         keys = np.array([10, 11, 12], np.uint64)
-        pulled: PullResult = await client.pull(session, 0, "t", keys, owners, out, client.at_once)
-        async for _ in client.deferred_rows(session, pulled, out, client.at_once):
+        pulled: PullResult = await client.pull(session, 0, "t", keys, owners, out, client.run_inline)
+        async for _ in client.deferred_rows(session, pulled, out, client.run_inline):
             pass
         return out
 
@@ -120,7 +120,7 @@ def test_rows_looked_up_that_do_not_fit_are_refused(found: np.ndarray) -> None:
             return
         session.send(0, MessageKind.FOUND, 1, table="t", arrays=(ROWS[:0],))
         keys = np.array([10, 11, 12], np.uint64)
-        await client.lookup(session, 0, 0, "t", keys, ORDERED, out, client.at_once)
+        await client.lookup(session, 0, 0, "t", keys, ORDERED, out, client.run_inline)
 
     result = on_all(joined, play)[0]
     assert isinstance(result, ProtocolError), result

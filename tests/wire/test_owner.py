@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from daskps.errors import DaskpsError, PeerError, ProtocolError, StaleError, TrainingError
-from daskps.wire.client import at_once, hash_rows
+from daskps.wire.client import hash_rows, run_inline
 from daskps.wire.message import Message, MessageKind
 from daskps.wire.owner import Owner
 from daskps.wire.session import Session
@@ -44,7 +44,7 @@ def serving(play: Callable[[Session, Owner], Awaitable[Any]], error: Exception |
     """What comes of `play` on node 0 of two, which owns table "t" from batch 3 on."""
 
     async def main(session: Session) -> Any:
-        owner = Owner(session, {"t": Rows(error)}, at_once, at_once, 3)
+        owner = Owner(session, {"t": Rows(error)}, run_inline, run_inline, 3)
         try:
             return await play(session, owner)
         finally:
@@ -68,7 +68,7 @@ def said(
             StaleError,
             "message pull of batch 3, step 0, table 't', from node 1 came twice",
         ),
-        ([said(MessageKind.PUSH, 2)], StaleError, "came after that batch was over; batch 3 is on"),
+        ([said(MessageKind.PUSH, 2)], StaleError, "came after that batch was over; batch 3 is being served"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

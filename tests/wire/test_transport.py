@@ -23,7 +23,7 @@ from daskps.errors import PeerError, ProtocolError
 from daskps.wire.collective import sum_dense
 from daskps.wire.message import Message, MessageKind, decode, encode
 from daskps.wire.session import Member, Session
-from daskps.wire.transport import HELLO_BYTES, MOST_WAITING, Connection, LoopThread, Transport, _Pieces
+from daskps.wire.transport import HELLO_BYTES, MAX_WAITING, Connection, LoopThread, Transport, _Pieces
 
 dtypes = st.sampled_from([np.uint8, np.uint32, np.int32, np.int64, np.uint64, np.float32, np.float64])
 arrays = npst.arrays(dtypes, npst.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=40))
@@ -337,10 +337,10 @@ def test_idle_connections_do_not_take_all_descriptors(nodes: Callable[..., Nodes
     joined = nodes(2)
 
     async def crowd() -> int:
-        kept = [Connection(await connect(joined.addresses[0], deserialize=False)) for _ in range(MOST_WAITING)]
+        kept = [Connection(await connect(joined.addresses[0], deserialize=False)) for _ in range(MAX_WAITING)]
         more = [Connection(await connect(joined.addresses[0], deserialize=False)) for _ in range(200)]
         results = await asyncio.gather(*(closed(connection) for connection in more))
-        assert joined.transports[0]._waiting == MOST_WAITING
+        assert joined.transports[0]._waiting == MAX_WAITING
         for connection in (*kept, *more):
             connection.comm.abort()
         return sum(results)
