@@ -28,7 +28,7 @@ def ptxrun_environment() -> dict[str, str]:
 
 
 def module_command(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of the tests; its working directory must be `ROOT`."""
+    """Return the command that runs a module; for one of the tests the working directory must be `ROOT`."""
     return [sys.executable, "-m", module, *map(str, arguments)]
 
 
@@ -37,4 +37,17 @@ def run_module(module: str, *arguments: object) -> str:
     command, environment = module_command(module, *arguments), ptxrun_environment()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_tests_on_ptxrun(where: str, keyword: str, seed: int) -> str:
+    """Run the tests at `where` whose names contain `keyword` once more, on ptxrun; return pytest's output.
+
+    The other process has DASKPS_TEST_BACKEND=ptxrun and the seed in DASKPS_TEST_SEED; it installs the stand-ins itself.
+    """
+    command = module_command("pytest", "-q", "-p", "no:cacheprovider", "-k", keyword, where)
+    environment = {**ptxrun_environment(), "DASKPS_TEST_BACKEND": "ptxrun", "DASKPS_TEST_SEED": str(seed)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
     return done.stdout

@@ -5,13 +5,11 @@ for the classes of a file whose names contain "Cuda".
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from daskps.device import cuda
-from tests.processes import ROOT, ptxrun_environment
+from tests.processes import run_tests_on_ptxrun
 
 if os.environ.get("DASKPS_TEST_BACKEND") == "ptxrun":
     import fakecudf
@@ -24,10 +22,4 @@ needs_gpu = pytest.mark.skipif(cuda.problem() is not None, reason=f"no GPU: {cud
 def run_on_ptx(file: str) -> None:
     """Run the Cuda tests of `file` in another process, where ptxrun stands in for CuPy, cuDF and the GPU."""
     assert "DASKPS_TEST_BACKEND" not in os.environ, "the inner run must not start another one"
-    environment = {**ptxrun_environment(), "DASKPS_TEST_BACKEND": "ptxrun"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-k", "Cuda and not interpreted", file]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert " skipped" not in done.stdout
+    assert " skipped" not in run_tests_on_ptxrun(file, "Cuda and not interpreted", seed=1)

@@ -4,15 +4,13 @@ weak-memory checks, on 1, 2 and 3 devices. In a process of its own, so that the 
 DASKPS_PTXRUN names the folder of ptxrun. More seeds: ``pytest -m slow tests/kernels/test_ptxrun.py``.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kernels.kernel_inputs import PTXRUN
 from tests.kernels.kernel_nvrtc import find_nvrtc
-from tests.processes import needs_ptxrun, ptxrun_environment
+from tests.processes import needs_ptxrun, run_tests_on_ptxrun
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))]
 
@@ -22,18 +20,4 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9)
 @pytest.mark.skipif(find_nvrtc() is None, reason="no NVRTC: pip install nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_all_kernel_tests_pass_on_interpreted_ptx(seed):
-    environment = {**ptxrun_environment(), "DASKPS_TEST_BACKEND": "ptxrun", "DASKPS_TEST_SEED": str(seed)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        "cuda",
-        str(Path(__file__).parent),
-    ]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
-    assert " passed" in result.stdout
+    run_tests_on_ptxrun(str(Path(__file__).parent), "cuda", seed)

@@ -30,6 +30,7 @@ from daskps.wire.message import Message
 from daskps.wire.session import Member
 from tests.simulation import reference
 from tests.simulation.simloop import sleep
+from tests.simulation.simulated_store import TableParts
 from tests.simulation.simulated_training import train_apart, train_together
 
 if TYPE_CHECKING:
@@ -90,10 +91,9 @@ class SimNode:
         state = self.directory.state()
         path = f"{world.root}/tables/{table}"
         digests = self._published.digests(str(table)) if self._published is not None else {}
-        self.stores[str(table)] = world.row_folders.open(
-            *(self.worker, path, world.placement, self.partition.owned(self.rank), self.snapshot),
-            *(state.live, self.incarnation.model, digests),
-        )
+        owned = self.partition.owned(self.rank)
+        parts = TableParts(path, world.placement, owned, self.snapshot, state.live, self.incarnation.model, digests)
+        self.stores[str(table)] = world.row_folders.open(self.worker, parts)
         return MemPS(
             layout=world.layout,
             store=self.stores[str(table)],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ POOL = ComputePool(1)
 
 
 class SimulatedPartition:
-    """One partition's folder. A snapshot's file has the model's id in its first line, then the rows."""
+    """A partition's folder on the simulated disk. A snapshot is a file: the model's id in a line, then the rows."""
 
     def __init__(self, files: Files, model: str | None = None) -> None:
         self._files, self.url, self.model = files, files.url, model
@@ -46,14 +46,14 @@ class SimulatedPartition:
         return self._ids(".confirmed")
 
     def check_clearable(self) -> None:
-        """As `daskps.node.tables` does, before what no snapshot of the log needs is removed."""
+        """Raise StoreError if a file belongs to another model; `daskps.node.tables` does so before it removes files."""
         for name in self._files.list_folder(""):
             content = self._files.read(name)
             if b"\n" in content and (found := _model_of(content)) != self.model:  # without: torn by a power cut
                 raise StoreError(f"{self.url} belongs to model {found}, but the log is that of {self.model}")
 
     def open(self, snapshot: str, digest: str = "") -> None:
-        """Take up the rows of a snapshot. A writer that died may have left it without saying that it is confirmed."""
+        """Load the rows of a snapshot; it may be prepared only, if its writer died before it was confirmed."""
         state = "confirmed" if snapshot in self.confirmed() else "prepared"
         if state == "prepared" and snapshot not in self.prepared():
             raise SnapshotError(f"{self.url} has no snapshot {snapshot}")
@@ -175,20 +175,23 @@ class RealStore:
 Rows = Callable[[], dict[int, bytes]]  # reads all rows of a table
 
 
-class RowFolders(Protocol):
-    """Opens one table's rows for a node or a reader, and looks at them for the checks."""
+@dataclass(frozen=True)
+class TableParts:
+    """The partitions of one table that a node opens: where they are, and what they must hold. As in `open_rows`."""
 
-    def open(
-        self,
-        process: Any,
-        path: str,
-        placement: Placement,
-        owned: range,
-        snapshot: str | None,
-        live: tuple[str, ...],
-        model: str,
-        digests: Mapping[str, str],
-    ) -> Any: ...
+    path: str
+    placement: Placement
+    owned: range
+    snapshot: str | None
+    live: tuple[str, ...]
+    model: str
+    digests: Mapping[str, str]
+
+
+class RowFolders(Protocol):
+    """Where the rows of all tables are. Opens one table's rows for a node or a reader; looks at them for the checks."""
+
+    def open(self, process: Any, parts: TableParts) -> Any: ...
 
     def reader(self, process: Any, path: str, placement: Placement, snapshot: Snapshot) -> Rows: ...
     def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]: ...
@@ -198,7 +201,7 @@ class RowFolders(Protocol):
 
 
 class SimulatedRowFolders:
-    """Dictionaries over the simulated disk. `locks` are those of all machines: disk and path to process."""
+    """Rows in dictionaries over the simulated disk. `locks` has the process that holds each (disk, path)."""
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
@@ -212,33 +215,23 @@ class SimulatedRowFolders:
         self.locks[place] = process
         return SimulatedPartition(process.files(f"{path}/{part}"), model)
 
-    def open(
-        self,
-        process: Any,
-        path: str,
-        placement: Placement,
-        owned: range,
-        snapshot: str | None,
-        live: tuple[str, ...],
-        model: str,
-        digests: Mapping[str, str],
-    ) -> SimulatedStore:
-        parts = {part: self._locked(process, path, part, model) for part in owned}
-        for part, partition in parts.items():
-            if snapshot is None:
+    def open(self, process: Any, parts: TableParts) -> SimulatedStore:
+        opened = {part: self._locked(process, parts.path, part, parts.model) for part in parts.owned}
+        for part, partition in opened.items():
+            if parts.snapshot is None:
                 partition.check_clearable()
             else:
-                partition.open(snapshot, digests[partition_name(part)])
+                partition.open(parts.snapshot, parts.digests[partition_name(part)])
             partition.clean()
-            apply_live(partition, live, discard_unpublished=True)
-        return SimulatedStore(parts, placement)
+            apply_live(partition, parts.live, discard_unpublished=True)
+        return SimulatedStore(opened, parts.placement)
 
     def release(self, process: Any) -> None:
         for place in [place for place, holder in self.locks.items() if holder is process]:
             del self.locks[place]
 
     def check_outlived(self) -> None:
-        """LockedError if a process that is dead has a lock: as `daskps.node.begin` asks before a run begins."""
+        """Raise LockedError if a dead process still holds a lock; `daskps.node.begin` asks so before a run begins."""
         for (_, path), holder in self.locks.items():
             if not holder.alive:
                 raise LockedError(f"{path} is held by {holder.name}, which is dead")
@@ -257,15 +250,15 @@ class SimulatedRowFolders:
         return read
 
     def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]:
-        """Prepared and confirmed ids of every partition."""
+        """Yield the prepared and the confirmed snapshot ids of every partition."""
         for part in range(placement.partitions):
             partition = SimulatedPartition(process.files(f"{path}/{part}"))
             yield set(partition.prepared()), set(partition.confirmed())
 
     def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]:
-        """Put a partition of another model, or of another time, in its place; what comes back takes it away again.
+        """Replace a partition by one of another model or of another time; return a function that undoes it.
 
-        The other model's has the same rows, as that of one which has just started from this one. Nobody may touch it.
+        The other model has the same rows, as if it had just started from this one. The run must not change the files.
         """
         disk, folder = process.disk, f"{path}/{part}"
         before = disk.contents(folder)
@@ -291,34 +284,14 @@ class SimulatedRowFolders:
 
 
 class RealRowFolders:
-    """The disk tier in a real folder. Dying is closing: nothing unsynced is lost, but nothing is committed either."""
+    """Rows in the real disk tier, in a real folder. A process that dies closes its stores, so no write is lost."""
 
     def __init__(self, layout: RowLayout) -> None:
         self._layout = layout
         self._options = Options(background_compaction=False, io_threads=2)
 
-    def open(
-        self,
-        process: Any,
-        path: str,
-        placement: Placement,
-        owned: range,
-        snapshot: str | None,
-        live: tuple[str, ...],
-        model: str,
-        digests: Mapping[str, str],
-    ) -> RealStore:
-        rows = open_rows(
-            *(path, self._layout),
-            placement=placement,
-            owned=owned,
-            snapshot=snapshot,
-            live=live,
-            pool=POOL,
-            model=model,
-            digests=digests,
-            options=self._options,
-        )
+    def open(self, process: Any, parts: TableParts) -> RealStore:
+        rows = open_rows(layout=self._layout, pool=POOL, options=self._options, **vars(parts))
         process.stores.append(rows)
         return RealStore(rows)
 
@@ -327,7 +300,7 @@ class RealRowFolders:
             process.stores.pop().close()
 
     def check_outlived(self) -> None:
-        """Locks of real files end with their process."""
+        """Do nothing: locks of real files end with their process."""
 
     def reader(self, process: Any, path: str, placement: Placement, snapshot: Snapshot) -> Rows:
         rows = TableStore.open(
@@ -345,13 +318,13 @@ class RealRowFolders:
         }
 
     def snapshots(self, process: Any, path: str, placement: Placement) -> Iterable[tuple[set[str], set[str]]]:
-        """Prepared and confirmed ids of every partition."""
+        """Yield the prepared and the confirmed snapshot ids of every partition."""
         with TableStore.open(path, pool=POOL, read_only=True, options=self._options) as rows:
             for partition in rows.stores.values():
                 yield set(partition.prepared()), set(partition.confirmed())
 
     def misplace(self, process: Any, path: str, part: int, snapshot: str | None, kind: str) -> Callable[[], None]:
-        """Make a partition one of another model, or of another time; what comes back makes it the model's again."""
+        """Give a partition the manifest of another model or of another time; return a function that undoes it."""
         files = LocalFiles(f"{path}/{partition_name(part)}")
         before = recovery.read_manifest(files)
         if kind == "model":
