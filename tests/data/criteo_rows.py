@@ -4,7 +4,7 @@ import numpy as np
 
 
 def criteo_text(examples: int, seed: int = 0, missing: float = 0.15) -> bytes:
-    """`examples` lines as Criteo writes them."""
+    """Return `examples` lines of text in Criteo's format."""
     rng = np.random.default_rng(seed)
     integers = np.floor(rng.lognormal(1.5, 2.5, (examples, 13))).astype(np.int64) - 2
     categories = rng.zipf(1.3, (examples, 26)).astype(np.uint64) * np.uint64(2654435761) % np.uint64(2**32)

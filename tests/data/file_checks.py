@@ -1,4 +1,4 @@
-"""Write text to a file, read it, and compare with what a twin says about every line."""
+"""Writes text to a file, reads it, and compares every line with the result of a twin."""
 
 from pathlib import Path
 

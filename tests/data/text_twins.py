@@ -1,6 +1,6 @@
-"""Plain Python twins of the text parsers: they decide what is right, line by line, without any of the package's code.
+"""Twins of the text parsers in plain Python: the expected result of every line, without code of the package.
 
-A example is either ("good", label, bags of keys, bags of weights, dense, example weight) or ("bad", reason, column).
+An example is either ("good", label, bags of keys, bags of weights, dense, example weight) or ("bad", reason, column).
 """
 
 import itertools
@@ -20,12 +20,12 @@ COLUMN_COUNT, LABEL, NOT_INTEGER, NOT_NUMBER, RANGE, TOKEN, UNKNOWN, QUOTED, MIS
 
 
 class BadLineError(Exception):
-    """A example that must be refused, with its reason and column."""
+    """An example that must be refused, with its reason and column."""
 
 
 @dataclass
 class Row:
-    """A example as it should be read."""
+    """An example as it should be read."""
 
     label: float
     bags: list[list[int]]
@@ -35,7 +35,7 @@ class Row:
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """Lines without their ends; a last line needs no newline, and blank ones behind it are none."""
+    """Return the lines without newlines; the last one needs no newline, and blank lines at the end do not count."""
     lines = text.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
@@ -49,7 +49,7 @@ def seed_of(slot: Slot, hash_seed: int) -> int:
 
 
 def log_squared(value: int) -> int:
-    """floor(log(value)^2) by trying, with integers only where it is close."""
+    """Return floor(log(value)^2), found by search; close cases are decided with integers."""
     from decimal import Context, Decimal
 
     context = Context(prec=50)
@@ -91,7 +91,7 @@ WHOLE_FLOAT = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE]\+?[0-9]+)?\Z")
 
 
 def respelled(field: bytes) -> bytes:
-    """Key rule 2: whole floats and booleans as text become the integer's text."""
+    """Return a value as key rule 2 spells it: whole floats and booleans in text become the integer's text."""
     if field.lower() in (b"true", b"false") and field in (field.lower(), field.upper(), field.capitalize()):
         return b"1" if field.lower() == b"true" else b"0"
     if len(field) > 32 or not WHOLE_FLOAT.match(field):
@@ -118,7 +118,7 @@ def key(field: bytes, slot: Slot, hash_seed: int, column: int, key_rule: int = 2
 
 
 def delimited_row(line: bytes, schema: Schema, columns: list[str], delimiter: bytes, hash_seed: int) -> Row:
-    """One line of delimited text."""
+    """Return the example of one line of delimited text."""
     fields = line.split(delimiter)
     if delimiter == b",":
         for number_, field in enumerate(fields):
@@ -178,7 +178,7 @@ def expect(batch: Batch, examples: list[Row | None]) -> None:
 
 
 def token_row(line: bytes, schema: Schema, style: str, ignore_unknown: bool, hash_seed: int) -> Row | None:
-    """One line of libsvm, libffm or multi-slot text; None for a comment."""
+    """Return the example of one line of libsvm, libffm or multislot text; None for a comment."""
     tokens = [token for token in re.split(rb"[ \t]", line) if token]
     if not tokens:
         raise BadLineError(LABEL, 1)

@@ -1,4 +1,4 @@
-"""Rows that one GPU writes and another reads, at once and without a wait by the host. Run by test_table.py.
+"""Rows that one GPU writes and another reads at once, while the host does not wait. Run by test_table.py.
 
 ``python -m tests.hbm.table_on_cuda CASE DEVICES SEED`` takes CuPy and cuDF from ptxrun, whose folder must be on
 PYTHONPATH. Launches and copies wait in their streams and run in an order that SEED draws; CuPy's pool is modelled.
@@ -30,7 +30,7 @@ def loaded(keys: np.ndarray, devices: list[Device], factor: float) -> tuple[HbmT
 
 
 def copy_and_free(gpus: list[Device]) -> None:
-    """Late rows are right although their table is gone, and its memory used again, as soon as they were asked for."""
+    """Check forwarded rows although their table is freed, and its memory reused, right after the copy was started."""
     others = [*gpus[1:], gpus[0]]  # the table before has each key's row on another GPU
     before, _ = loaded(np.arange(0, 500, dtype=np.uint64), others, 2.0)
     shapes = {shard.device: shard.rows.shape for shard in before.shards.shards}
@@ -44,7 +44,7 @@ def copy_and_free(gpus: list[Device]) -> None:
 
 
 def write_and_pool(write: str, gpus: list[Device]) -> None:
-    """Every GPU pools rows of all as they were put there last."""
+    """Check that every GPU pools the last values that any GPU wrote."""
     keys = np.arange(300, dtype=np.uint64)
     table, keys = loaded(keys, gpus, 1.0)
     positions = np.arange(300)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @functools.cache
 def find_nvrtc() -> Path | None:
-    """The newest libnvrtc below the nvidia wheels of this environment."""
+    """Return the path of the newest libnvrtc in the nvidia wheels of this environment, or None."""
     found = [path for entry in sys.path if entry for path in Path(entry).glob("nvidia/*/lib/libnvrtc.so.*")]
     return max((path for path in found if "alt" not in path.name), default=None)
 
@@ -21,7 +21,7 @@ def _library() -> ctypes.CDLL:
 
 
 def compile_source(source: str, architecture: str, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """PTX of `source`, and the log, into which ptxas writes registers and spills."""
+    """Return the PTX of `source` and the log, in which ptxas reports registers and spills."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     words = [f"--gpu-architecture={architecture}", "--ptxas-options=-v", *options]
     arguments = (ctypes.c_char_p * len(words))(*[word.encode() for word in words])

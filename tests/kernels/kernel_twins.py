@@ -1,4 +1,4 @@
-"""Plain NumPy twins of the kernels: the same numbers by the shortest code, in the same order of float operations."""
+"""Twins of the kernels in plain NumPy: short code with the same results, in the same order of float operations."""
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def normal_quantile(p):
 
 
 def initial_values(keys, columns, kind, a, b, salt):
-    """(keys, columns) float32."""
+    """Return initial values, (keys, columns) float32."""
     a, b = np.float32(a), np.float32(b)
     if kind == "constant":
         return np.full((len(keys), len(columns)), a, np.float32)
@@ -77,7 +77,7 @@ def pooling_scales(pooling, lengths):
 
 
 def pooled(rows, dim, row_of, offsets, pooling="sum", weights=None):
-    """(bags, dim) float32, occurrences added one after the other."""
+    """Return pooled bags, (bags, dim) float32; occurrences are added one after the other."""
     out = np.zeros((len(offsets) - 1, dim), np.float32)
     for bag in range(len(out)):
         for i in range(offsets[bag], offsets[bag + 1]):
@@ -89,7 +89,7 @@ def pooled(rows, dim, row_of, offsets, pooling="sum", weights=None):
 
 
 def grouped(row_of, offsets, first_row, row_count, pooling="sum", weights=None):
-    """touched, starts, bags, coefficients."""
+    """Return touched rows, starts, bags, coefficients."""
     bag_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     mine = np.flatnonzero((row_of >= first_row) & (row_of < first_row + row_count))
     order = mine[np.argsort(row_of[mine], kind="stable")]
@@ -101,7 +101,7 @@ def grouped(row_of, offsets, first_row, row_count, pooling="sum", weights=None):
 
 
 def fixed_sums(gradient, starts, bags, coefficients):
-    """(touched, dim) int64 of gradient (bags, dim) float32, in units of 2^-36."""
+    """Return the sums of gradient (bags, dim) float32 as (touched, dim) int64, in units of 2^-36."""
     contributions = coefficients[:, None] * gradient[bags]
     fixed = np.rint(contributions.astype(np.float64) * 2.0**36).astype(np.int64)
     sums = np.zeros((len(starts) - 1, gradient.shape[1]), np.int64)
@@ -110,7 +110,7 @@ def fixed_sums(gradient, starts, bags, coefficients):
 
 
 def sum_of_squares(g):
-    """(n,) float32 of (n, dim): partial sums of d % 8, then a tree."""
+    """Return (n,) float32 of (n, dim): partial sums over d % 8, then a tree."""
     parts = np.zeros((len(g), 8), np.float32)
     for d in range(g.shape[1]):
         parts[:, d % 8] += g[:, d] * g[:, d]
@@ -128,7 +128,7 @@ def power(base, n):
 
 
 def stepped(optimizer, rows, sums, weight):
-    """New rows (n, width) after one step by sums (n, dim)."""
+    """Return the rows (n, width) after one step with sums (n, dim)."""
     f = np.float32
     dim, rows = sums.shape[1], rows.copy()
     g = (sums.astype(np.float64) * (2.0**-36 / weight)).astype(f)

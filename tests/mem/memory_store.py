@@ -81,12 +81,12 @@ class MemoryStore(EmptyStore):
 
 
 def layout(width: int) -> RowLayout:
-    """Rows of one field."""
+    """Return a layout with one field."""
     return RowLayout((Field("values", width),))
 
 
 def initial(keys: np.ndarray, out: np.ndarray) -> None:
-    """A row that depends on its key alone; arbitrary bits, NaNs among them, because rows are opaque."""
+    """Fill rows with bits that depend only on the key, NaNs included: rows are opaque."""
     words = out.view(np.uint32)
     for column in range(out.shape[1]):
         mixed = (keys + np.uint64(column + 1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -94,7 +94,7 @@ def initial(keys: np.ndarray, out: np.ndarray) -> None:
 
 
 def initial_rows(keys: np.ndarray, width: int) -> np.ndarray:
-    """`initial` as a value."""
+    """Return the rows that `initial` writes."""
     out = np.empty((len(keys), width), np.float32)
     initial(keys, out)
     return out
@@ -102,7 +102,7 @@ def initial_rows(keys: np.ndarray, width: int) -> np.ndarray:
 
 @functools.cache
 def bytes_for(width: int, cache_rows: int = 1, flight_rows: int = 1, nodes: int = 1) -> int:
-    """The smallest memory_bytes (in steps of 8) whose budget has room for so many rows."""
+    """Return the smallest memory_bytes, in steps of 8, whose budget holds that many rows."""
 
     def fits(steps: int) -> bool:
         try:
@@ -115,5 +115,5 @@ def bytes_for(width: int, cache_rows: int = 1, flight_rows: int = 1, nodes: int 
 
 
 def keys_of(*values: int) -> np.ndarray:
-    """A working set."""
+    """Return the values as an array of keys."""
     return np.array(values, np.uint64)

@@ -16,7 +16,7 @@ from tests.nn.dense_reference import SHAPES, examples, make
 
 
 def moved(device: Device, values: dict) -> dict:
-    """A step's inputs on the device."""
+    """Return the inputs of a step, copied to the device."""
 
     def move(value: object) -> object:
         if isinstance(value, list):
@@ -27,7 +27,7 @@ def moved(device: Device, values: dict) -> dict:
 
 
 def compare(count: int) -> None:
-    """Two steps of every network and optimizer, on the CPU and cut over `count` GPUs."""
+    """Compare two steps of every network and optimizer on the CPU with the same steps on `count` GPUs."""
     with ComputePool(2) as pool:
         gpus = devices("cuda", count, pool=pool)
         for name in SHAPES:

@@ -1,4 +1,4 @@
-"""The networks again, plainly, in float64 NumPy: what the tests hold daskps.model against."""
+"""The networks in plain float64 NumPy: the reference for tests of daskps.nn."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def make(
     block_examples: int = 16,
     optimizer: DenseOptimizer | None = None,
 ) -> DenseNetwork:
-    """The network of SHAPES, with biases and linear weights that are not zero."""
+    """Return a network of SHAPES whose biases and linear weights are not zero."""
     network = build(
         name.split(",")[0],
         seed=seed,
@@ -80,7 +80,7 @@ def examples(architecture: Architecture, n: int, seed: int = 0, weighted: bool =
 
 
 def logits(architecture: Architecture, parameters: dict, pooled: list, dense: np.ndarray | None) -> np.ndarray:
-    """The logit of every example, by the definitions in architecture.py."""
+    """Return the logit of every example, by the definitions in architecture.py."""
     parameters = {name: np.asarray(array, np.float64) for name, array in parameters.items()}
     pooled = [np.asarray(array, np.float64) for array in pooled]
     n = len(pooled[0] if pooled else dense)
@@ -103,7 +103,7 @@ def logits(architecture: Architecture, parameters: dict, pooled: list, dense: np
 
 
 def loss(architecture: Architecture, parameters: dict, data: Examples) -> float:
-    """The weighted log loss, summed."""
+    """Return the weighted log loss, summed."""
     z = logits(architecture, parameters, data.pooled, data.dense)
     each = np.logaddexp(0, z) - data.labels * z
     return float(np.sum(each if data.example_weights is None else each * data.example_weights.astype(np.float64)))

@@ -1,4 +1,4 @@
-"""A disk in memory that forgets what was not synced when it crashes, and can stop its user before any operation."""
+"""A disk in memory that loses unsynced writes in a crash, and can stop its user before any operation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inode:
 
 
 class Names:
-    """Files by path, and what is in each folder, as lists of folders are asked for all the time."""
+    """Files by path, and the contents of each folder, because folders are listed very often."""
 
     def __init__(self, inodes: dict[str, Inode] | None = None) -> None:
         self.inodes: dict[str, Inode] = {}
@@ -135,17 +135,17 @@ class SimulatedDisk:
         return None if inode is not None and inode.readers else lambda: None
 
     def copy(self) -> SimulatedDisk:
-        """The same files on another machine."""
+        """Return the same files on another machine."""
         other = SimulatedDisk()
         other.seen = Names({path: Inode(inode.seen, inode.seen) for path, inode in self.seen.inodes.items()})
         return other
 
     def contents(self, folder: str) -> dict[str, bytes]:
-        """All files below a folder, as living processes see them."""
+        """Return all files below a folder, as living processes see them."""
         return {path: inode.seen for path, inode in self.seen.inodes.items() if path.startswith(f"{folder}/")}
 
     def power_cut(self) -> None:
-        """Every unsynced name is as before or as seen, every unsynced file as before, as seen, or cut somewhere."""
+        """Lose unsynced writes: a name is old or new; a file is old, new, or cut at any byte."""
         names = {}
         for name in dict.fromkeys([*self.safe.inodes, *self.seen.inodes]):
             choices = [side.inodes.get(name) for side in (self.safe, self.seen)]

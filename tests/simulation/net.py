@@ -1,4 +1,4 @@
-"""A few sessions joined by a network that delivers after random delays; for tests of one exchange at a time."""
+"""A few sessions and a network with random delays, for tests of one exchange."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.simloop import SimLoop
 
 
 class Joined:
-    """`nodes` sessions. `lose(rank)` cuts a node off."""
+    """`nodes` connected sessions. `lose(rank)` disconnects a node."""
 
     def __init__(self, nodes: int, seed: int = 0, wait_seconds: float = 60.0) -> None:
         self.rng = random.Random(seed)
@@ -43,7 +43,7 @@ class _Link:
 
 
 def on_all(joined: Joined, call: Callable[[Session], Awaitable[Any]], ranks: list[int] | None = None) -> list[Any]:
-    """`call` on every node at once; results, or the errors, by rank."""
+    """Run `call` on every node at once; return results, or errors, by rank."""
 
     async def main() -> list[Any]:
         chosen = range(len(joined.sessions)) if ranks is None else ranks

@@ -70,7 +70,7 @@ def process_files(process: Process, root: str) -> Files:
 
 
 class Process:
-    """Something that can be killed: its tasks stop where they are, its memory and locks are gone."""
+    """A process that can be killed: its tasks stop at once, and its memory and locks are gone."""
 
     def __init__(self, world: World, name: str, disk: Any = None, may_lock: bool = True) -> None:
         self.world = world

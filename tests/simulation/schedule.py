@@ -1,4 +1,4 @@
-"""What a seed of the simulator decides at the start."""
+"""The settings that a seed of the simulator decides at the start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Settings of a simulated run, and what may happen to it."""
+    """Settings of a simulated run and of its faults."""
 
     tables: int
     partitions: int

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class DeadlockError(Exception):
-    """Nothing is ready, no timer is set, and the main task is not done."""
+    """The run cannot continue: nothing is ready, no timer is set, and the main task is not done."""
 
 
 class Call:
@@ -37,7 +37,7 @@ def _nothing() -> None:
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """As much of an event loop as futures, tasks, events and timeouts need."""
+    """The part of an event loop that futures, tasks, events and timeouts need."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -87,7 +87,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.unhandled.append(context)
 
     def run(self, main: Coroutine[Any, Any, Any], limit_seconds: float = 1e6) -> Any:
-        """Run `main` to its end, then whatever is ready."""
+        """Run `main` to its end, then all that is ready."""
         asyncio._set_running_loop(self)
         ready = self._ready
         try:
@@ -117,13 +117,13 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 def set_once(future: asyncio.Future[Any], result: Any) -> None:
-    """Set a result, unless there is one already or nobody waits any more."""
+    """Set the result of a future, unless it is done or cancelled."""
     if not future.done():
         future.set_result(result)
 
 
 def sleep(seconds: float) -> asyncio.Future[None]:
-    """To be awaited: `asyncio.sleep` for half the price; a schedule sleeps more than a thousand times."""
+    """Return an awaitable like `asyncio.sleep` at half its cost; a schedule sleeps more than a thousand times."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
     loop.call_later(seconds, set_once, future, None)

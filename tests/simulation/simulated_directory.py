@@ -1,4 +1,4 @@
-"""The model directory of simulated processes: the real one, without doing again what gives the same again.
+"""The model directory of simulated processes: the real one, with a cache of entries that were read before.
 
 Zarr takes milliseconds for one word, and every process reads the whole log; a schedule has a hundred such processes.
 """
@@ -41,14 +41,14 @@ def _files_but_chunk(words: int) -> dict[str, bytes]:
 
 
 def pack(arrays: Arrays) -> dict[str, bytes]:
-    """What `to_files` gives."""
+    """Return the arrays as `to_files` writes them."""
     (array,) = arrays.values()
     assert (tuple(arrays), array.ndim, array.dtype) == ((NAME,), 1, DTYPE)
     return dict(sorted({**_files_but_chunk(len(array)), CHUNK: array.tobytes()}.items()))
 
 
 def unpack(contents: Mapping[str, bytes]) -> dict[str, np.ndarray]:
-    """What `from_files` gives."""
+    """Return the arrays as `from_files` reads them."""
     words, rest = divmod(len(contents.get(CHUNK, b"")), DTYPE.itemsize)
     others = {path: data for path, data in contents.items() if path != CHUNK}
     if rest or others != _files_but_chunk(words):

@@ -1,4 +1,4 @@
-"""A process that opens the model while it is trained, and asks it again after a while: it must answer the same."""
+"""A process that opens the model during training and reads it twice: both must give the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 3
 
 
 class SimReader(Process):
-    """A reader, which locks its snapshots or may not. It is killed now and then, and its locks go with it."""
+    """A reader, with or without leases on its snapshots. It is sometimes killed, and its leases end."""
 
     def __init__(self, world: World, name: str, locks: bool) -> None:
         super().__init__(world, name, may_lock=locks)

@@ -1,4 +1,4 @@
-"""The train stage of a simulated node over the real exchange: steps that all nodes make together, or apart and merged.
+"""The train stage of a simulated node over the real exchange: nodes step together, or alone with merges.
 
 In: a batch in flight whose rows are there. Out: its rows and the node's dense word, trained. What they must be is in
 `tests.simulation.reference`.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def train_together(node: SimNode, flight: SimFlight, exchange: Exchange, token: BatchId) -> None:
-    """Every step with the sums of all nodes."""
+    """Train every step with the sums of all nodes."""
     for step in range(token.first_step, token.stop_step):
         peers, touched, total, examples = node.joined, {}, 0, node.slice(step)
         for table in flight.rows:
@@ -44,7 +44,7 @@ async def train_together(node: SimNode, flight: SimFlight, exchange: Exchange, t
 
 
 async def train_apart(node: SimNode, flight: SimFlight, exchange: Exchange, token: BatchId, every: int) -> None:
-    """Every step with this node's examples alone; merged every so many steps, and after the last."""
+    """Train every step with this node's examples alone; merge every `sync_every` steps and after the last one."""
     touched = {table: np.zeros(len(rows), np.bool_) for table, rows in flight.rows.items()}
     for step in range(token.first_step, token.stop_step):
         total, examples = 0, node.slice(step)
@@ -63,7 +63,7 @@ async def train_apart(node: SimNode, flight: SimFlight, exchange: Exchange, toke
 async def merge(
     node: SimNode, flight: SimFlight, exchange: Exchange, batch: int, step: int, touched: dict[str, np.ndarray]
 ) -> None:
-    """Rows as the mean over their holders, the dense word as that over all nodes."""
+    """Replace rows by their mean over the holders, and the dense word by its mean over all nodes."""
     peers, (value, count), layouts = node.joined, node.dense, dict.fromkeys(flight.rows, node.world.layout)
     rows, (mean, most) = await asyncio.gather(
         exchange.merge_rows(step, touched, layouts, lambda table, places: flight.rows[table][places]),
@@ -77,7 +77,7 @@ async def merge(
 
 
 def own_sums(node: SimNode, flight: SimFlight, table: str, examples: range) -> dict[int, int]:
-    """Of every row that this node's examples of a step touch, by its place."""
+    """Return the sums of all rows that this node's examples of a step touch, by position."""
     keys, places, bits = node.world.data.keys, flight.places[table], flight.rows[table].view(np.uint32)
     rows: dict[int, Row] = {}
     sums: dict[int, int] = {}

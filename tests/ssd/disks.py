@@ -1,4 +1,4 @@
-"""Disks that fail: one that forgets what was not synced, one that is full, one that is watched."""
+"""Disks for fault tests: one that loses unsynced writes, one that is full, one that is observed."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from daskps.storage.files import SystemCalls
 
 
 class ForgetfulDisk(SystemCalls):
-    """Works as any disk does, but knows what a power cut would leave of it.
+    """A disk that knows what a power cut would leave of it.
 
     Of a file, the bytes at its last fsync; of a folder, the names at its last fsync. What came later may be there,
     half there, or not at all: `power_cut` decides by chance.
@@ -61,7 +61,7 @@ class ForgetfulDisk(SystemCalls):
         super().unlink(path)
 
     def power_cut(self, target: Path, chance: random.Random) -> None:
-        """Leave in `target` what the disk might hold after losing power now."""
+        """Write into `target` what the disk might hold after a power cut now."""
         with self._lock:
             self._restore(str(self.root), target, chance)
 
@@ -85,7 +85,7 @@ class ForgetfulDisk(SystemCalls):
 
 
 class FullDisk(SystemCalls):
-    """Every call that needs room fails from operation `full_from` on, while that is set."""
+    """A disk on which every call that needs space fails from operation `full_from` on, while that is set."""
 
     def __init__(self, full_from: int | None = None) -> None:
         self.operations = 0
@@ -125,7 +125,7 @@ class FullDisk(SystemCalls):
 
 
 class WatchedDisk(SystemCalls):
-    """Calls `look` after every file that was written. Syncs nothing: who watches asks how much, not how safely."""
+    """A disk that calls `look` after every written file. It syncs nothing, which its tests do not need."""
 
     def __init__(self) -> None:
         self.look: Callable[[], None] = lambda: None
@@ -139,7 +139,7 @@ class WatchedDisk(SystemCalls):
 
 
 def allocated_bytes(path: Path) -> int:
-    """What the files below `path` take on disk, holes not counted."""
+    """Return the disk space of all files below `path`, without holes."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:

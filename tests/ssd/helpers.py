@@ -1,4 +1,4 @@
-"""What the tests of the store share: a small layout, rows of any bits, and the plain reading of a snapshot."""
+"""Helpers for tests of the store: a small layout, rows of any bits, and a reader of snapshots without daskps."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ _versions = itertools.count(1)
 
 
 def rows_for(keys: np.ndarray, version: int | None = None) -> np.ndarray:
-    """Rows that differ between keys and between versions, whatever their bits mean as floats (NaN too)."""
+    """Return rows that differ between keys and versions; any bits, NaN included."""
     version = next(_versions) if version is None else version
     rng = np.random.default_rng(version)
     rows = rng.integers(0, 2**32, (len(keys), LAYOUT.width), np.uint32)
@@ -26,12 +26,12 @@ def rows_for(keys: np.ndarray, version: int | None = None) -> np.ndarray:
 
 
 def as_dict(keys: np.ndarray, rows: np.ndarray) -> dict[int, bytes]:
-    """Key to the bytes of its row, the last of equal keys winning."""
+    """Return the bytes of each key's row; of equal keys the last one counts."""
     return {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
 
 
 def contents(store: Store, snapshot: str | None = None) -> dict[int, bytes]:
-    """Every live row of a store; a key must not come twice."""
+    """Return every live row of a store, and check that no key comes twice."""
     found: dict[int, bytes] = {}
     for keys, rows in store.scan(snapshot):
         part = as_dict(keys, rows)
@@ -42,7 +42,7 @@ def contents(store: Store, snapshot: str | None = None) -> dict[int, bytes]:
 
 
 def check(store: Store, model: dict[int, bytes], others: np.ndarray | None = None) -> None:
-    """The store holds exactly `model`, by load, by scan and by count."""
+    """Check that the store holds exactly `model`, by load, scan and count."""
     keys = np.array(list(model), np.uint64)
     rows, found = store.load(keys)
     assert found.all()
@@ -57,7 +57,7 @@ def check(store: Store, model: dict[int, bytes], others: np.ndarray | None = Non
 
 
 def read_plainly(path: Path | str, snapshot_id: str, **storage: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Exactly the live rows of a snapshot, with zarr and json alone: the format is open."""
+    """Return the live rows of a snapshot with zarr and json alone: the format is open."""
     group = zarr.open_group(path, mode="r", **storage)
     manifest = json.loads((Path(path) / "manifest.json").read_text())
     snapshot = next(s for s in manifest["snapshots"] if s["id"] == snapshot_id)

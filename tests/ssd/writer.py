@@ -1,4 +1,4 @@
-"""A process to be killed: for every line on stdin it forks a child that opens the store and goes on writing for ever.
+"""A process to be killed: for every line on stdin it forks a child that opens the store and writes until killed.
 
 What is written in step n depends on n alone, so whoever reads snapshot n knows what must be in it. The child tells of
 every commit that has returned. Forking is quick, which makes hundreds of kills affordable; the parent has no threads.
@@ -19,7 +19,7 @@ FILE_ROWS = 512
 
 
 def step(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys and rows that step `number` appends, and keys that it deletes then."""
+    """Return the keys and rows that step `number` appends, and the keys that it deletes afterwards."""
     rng = np.random.default_rng(number)
     keys = rng.integers(0, KEYS, 1500).astype(np.uint64)
     rows = rng.integers(0, 2**32, (len(keys), LAYOUT.width), np.uint32).view(np.float32)
@@ -27,12 +27,12 @@ def step(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def number_of(store: Store) -> int:
-    """The step that the store's newest confirmed snapshot holds."""
+    """Return the step of the store's newest confirmed snapshot."""
     return max((int(snapshot.id) for snapshot in store.snapshots() if snapshot.state == "confirmed"), default=0)
 
 
 def tell(what: object) -> None:
-    """Write a line in one piece: with `print` a kill may come between the line and its end."""
+    """Write a line with one system call: with `print`, a kill may come between the line and its newline."""
     os.write(1, f"{what}\n".encode())
 
 

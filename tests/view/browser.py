@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven through its own debugging protocol; tornado, which Dask needs, speaks it."""
+"""A headless Chromium, controlled through its debugging protocol with tornado, which Dask needs anyway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = (
 
 
 def find_chromium() -> str | None:
-    """The browser, by any of its names."""
+    """Return the path of Chromium, under any of its names, or None."""
     return next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
@@ -52,7 +52,7 @@ class Browser:
         self._number = 0
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """One command of the protocol and its answer; events in between are passed over."""
+        """Send one command of the protocol and return its answer; ignore events in between."""
         self._number += 1
         self._loop.run_sync(
             lambda: self._socket.write_message(json.dumps({"id": self._number, "method": method, "params": parameters}))
@@ -64,21 +64,21 @@ class Browser:
                 return answer["result"]
 
     def open(self, address: str) -> None:
-        """Go to a page."""
+        """Open a page."""
         self.call("Page.navigate", url=address)
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def wait(self, script: str) -> Any:
-        """Until an expression is true; its value."""
+        """Wait until an expression is true, and return its value."""
         while not (value := self.evaluate(script)):
             time.sleep(0.1)
         return value
 
     def screenshot(self, path: Path) -> None:
-        """What the page looks like."""
+        """Save a picture of the page."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     def __enter__(self) -> Browser:
