@@ -12,13 +12,12 @@ from typing import Any, Protocol
 
 from daskps.config import Job
 from daskps.data.bad import BadExamplePolicy, BadExamples
-from daskps.data.formats import FILE_FORMATS, FORMATS, FormatOptions
+from daskps.data.formats import FILE_FORMATS, FORMATS, FormatOptions, SyntheticSettings
 from daskps.data.frame import frame_source
 from daskps.data.order import Order, Steps
 from daskps.data.osrp import Osrp
 from daskps.data.reader import Reader, Source
 from daskps.data.schema import Schema, Slot, SlotKind
-from daskps.data.settings import SyntheticSettings
 from daskps.data.synthetic import GeneratedReader, Synthetic
 from daskps.data.text import BLOCK_BYTES
 from daskps.device.device import Device

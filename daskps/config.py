@@ -22,9 +22,8 @@ import pydantic
 from pydantic import Field, PositiveInt
 
 from daskps.budget import BudgetSettings
-from daskps.data.formats import foreign_settings, formats_with
+from daskps.data.formats import DataSettings, foreign_settings, formats_with
 from daskps.data.schema import SETTINGS_OF_KINDS, Slot
-from daskps.data.settings import DataSettings
 from daskps.errors import ConfigError
 from daskps.hbm.optimizer import OptimizerSettings
 from daskps.hbm.table import TableSettings

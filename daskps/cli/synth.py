@@ -11,7 +11,7 @@ import click
 from daskps.build import synthetic
 from daskps.cli.command import command, facts
 from daskps.config import make_job, read_job
-from daskps.data.settings import SyntheticSettings
+from daskps.data.formats import SyntheticSettings
 from daskps.device.pool import ComputePool
 from daskps.storage.output import atomic_output
 from daskps.view.words import size

@@ -14,7 +14,7 @@ from typing import Any
 
 from daskps.build import StepReader, of_files
 from daskps.config import Job, complete, recorded_job
-from daskps.data.settings import DataSettings
+from daskps.data.formats import DataSettings
 from daskps.errors import ConfigError, DataError, StaleError, TrainingError
 from daskps.node.tables import check_clearable
 from daskps.ssd.table_store import make_table, partition_name

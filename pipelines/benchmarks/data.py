@@ -20,8 +20,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Result, alternate, compare, missing
+from daskps.data.columns import Parquet
 from daskps.data.delimited import criteo
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import CRITEO_COLUMNS, criteo_schema
 from daskps.device.pool import ComputePool

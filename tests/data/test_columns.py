@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskps.data.bad import BadExamplePolicy
-from daskps.data.parquet import Parquet
+from daskps.data.columns import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daskps.data.columns import Parquet
 from daskps.data.delimited import Delimited
 from daskps.data.format import Format
 from daskps.data.frame import frame_source
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from daskps.data.columns import Parquet
 from daskps.data.delimited import criteo
 from daskps.data.files import list_files
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot, criteo_schema
 from daskps.device.pool import ComputePool

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster, Worker
 
+from daskps.data.columns import Parquet
 from daskps.data.frame import frame_source
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool

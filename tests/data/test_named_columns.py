@@ -14,10 +14,10 @@ import pytest
 
 from daskps import build
 from daskps.config import make_job
+from daskps.data.columns import Parquet
 from daskps.data.delimited import Delimited
 from daskps.data.files import list_files
 from daskps.data.frame import frame_batch, frame_source
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import Schema, Slot
 from daskps.device.pool import ComputePool

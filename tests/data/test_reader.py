@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskps.data.batches import concatenate
+from daskps.data.columns import Parquet
 from daskps.data.delimited import criteo
 from daskps.data.order import Order, Steps
-from daskps.data.parquet import Parquet
 from daskps.data.reader import Source
 from daskps.data.schema import CRITEO_COLUMNS, Schema, Slot, criteo_schema
 from daskps.data.tokens import Tokens
