@@ -65,7 +65,7 @@ class Term:
 
     @property
     def purpose(self) -> str:
-        """What the bytes are for."""
+        """Return what the bytes are for."""
         return PURPOSES[self.name]
 
     def as_json(self) -> dict[str, Any]:

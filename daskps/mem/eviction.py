@@ -38,7 +38,7 @@ MEMORY = 0.8  # weight of all earlier batches, relative to the newest one, in wh
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a cache knows about the stream of keys, beside the entries of the rows."""
+    """Figures that a cache measures of the stream of keys, beside the entries of the rows."""
 
     turnover: float = 1.0  # batches in which as many keys are pulled as the cache has rows
     returning: float = 1.0  # pulls of overdue rows divided by the pulls that their visits promised; at most 1
