@@ -9,6 +9,7 @@ module of this folder imports Dask.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -280,6 +281,7 @@ class DaskBackend:
         self._builds: dict[str, Build | Exception] = {}  # by worker, as it answered
         self._task = _own_task()
         self._prepared: set[str] = set()  # workers that have an executor per stage
+        self._fetching: dict[Any, concurrent.futures.Future[Any]] = {}  # by task: results that did not come in time
 
     def unfit(self, workers: Collection[str]) -> dict[str, str]:
         """Return those of these workers that cannot run a node, and why; each worker is asked only once."""
@@ -388,14 +390,24 @@ class DaskBackend:
         return ended
 
     async def fetch(self, task: Task, seconds: float) -> Any:
-        """Return the result of an ended task, or raise its error; TimeoutError if it does not come in `seconds`."""
+        """Return the result of an ended task, or raise its error; TimeoutError if it does not come in `seconds`.
+
+        A fetch that runs out of time is not cancelled; the next fetch of the task waits for it. Dask's client combines
+        requests for results, and after one was cancelled all later ones may fail (dask/distributed#8514).
+        """
+        fetching = self._fetching.pop(task.key, None)
+        if fetching is None:
+            loop: Any = self._client.loop
+            fetching = asyncio.run_coroutine_threadsafe(cast("Future[Any]", task)._result(), loop.asyncio_loop)
         try:
-            return cast("Future[Any]", task).result(timeout=seconds)
+            return fetching.result(seconds)
         except KilledWorker as error:
             raise PeerError(str(error)) from None
         except OSError:
             if task.status == "error":
                 raise
+            if not fetching.done():
+                self._fetching[task.key] = fetching
             raise TimeoutError from None  # the scheduler, or the worker with the result, does not answer
 
     def error(self, task: Task) -> BaseException | None:

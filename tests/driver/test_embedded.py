@@ -12,7 +12,8 @@ import pytest
 from distributed import Client, LocalCluster, get_client
 from distributed.batched import BatchedSend
 
-from daskps.driver.dask import REST_SECONDS, client_for, local_workers
+from daskps.driver.dask import REST_SECONDS, DaskBackend, client_for, local_workers, run_blocking
+from daskps.node.stages import Request
 
 SLOW_SECONDS = 0.4  # between two messages of a connection: longer than all else takes that happens when a run ends
 
@@ -68,3 +69,22 @@ def test_clients_of_tasks_end_with_their_cluster_also_where_another_one_lives(cl
         assert client.submit(lambda: get_client().status).result() == "running"
         (used,) = client.run(lambda dask_worker: dask_worker._client).values()
     assert used.status == "closed"
+
+
+def test_a_result_that_does_not_come_in_time_can_be_fetched_later(cluster: Client) -> None:
+    """Dask's client would have no result any more after a request that was cancelled while it waited for its turn."""
+    backend = DaskBackend(cluster, 30.0)
+    task = backend.submit(*backend.present(), Request.HOLDING, "run", 0, "/no/such/model")
+
+    turns = cluster._gather_semaphore  # five
+    for _ in range(5):
+        cluster.sync(turns.acquire)
+    try:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                run_blocking(backend.fetch(task, 0.2))
+    finally:
+        for _ in range(5):
+            cluster.loop.add_callback(turns.release)
+    assert run_blocking(backend.fetch(task, 30.0)) is None
+    assert cluster.submit(lambda: 5).result(timeout=30) == 5
