@@ -155,6 +155,11 @@ class TestRecords:
         assert job.tables["main"].optimizer.model_dump().keys() == {*settings, "learning_rate", "l2", "clip_norm"}
 
     @every_kind
+    def test_counts_are_not_averaged_when_replicas_merge(self, kind: OptimizerKind) -> None:
+        for field in optimizer_fields(kind, DIM):
+            assert field.merge == ("max" if field.dtype == "uint32" else "mean"), field.name
+
+    @every_kind
     def test_the_formula_is_documented(self, kind: OptimizerKind) -> None:
         text = (Path(daskps.__file__).parent / "nn" / "OPTIMIZERS.md").read_text()
         line = next(line for line in text.splitlines() if line.startswith(f"| {kind} |"))
