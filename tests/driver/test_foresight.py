@@ -100,7 +100,7 @@ def test_keys_that_are_all_new_at_first_are_no_reason_for_a_warning(
 def test_a_warning_that_no_longer_holds_is_taken_back(caplog: pytest.LogCaptureFixture) -> None:
     job = make_job({"data": {"format": "synthetic", "synthetic": {"examples": 10, "slots": 1}}})
     driver = Driver(Tasks(Mock(), ["worker"], "run", 1.0), job, Progress(0, 10, -1), 1, print, bool)
-    driver._opened = Mock(rows=10)
+    driver._info = Mock(rows=10)
     sure = BatchReport(BatchId("run", 1, 0, 0, 1), 0, 1, (), {}, {})
     told = [replace(sure, forecast=Forecast(0, "main", 9, 99, position, 100)) for position in (8, 7)]
     found = []

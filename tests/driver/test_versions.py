@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import daskps
 from daskps.config import complete, make_job, recorded_job
+from daskps.data.formats import foreign_settings
 from daskps.errors import ConfigError
 from daskps.nn.blas import blas_build
 from daskps.storage.model_directory import ModelDirectory
@@ -138,13 +139,15 @@ def test_what_is_named_stays_and_what_is_not_is_filled(changes: dict[str, object
     slots = [{"name": "a", "kind": "integer"}, {"name": "b"}]
     known = make_job(merged(SMALL, UNUSUAL, {"slots": slots}))
     named = {"data": {"format": "synthetic"}, **changes}
+    foreign = foreign_settings("synthetic")  # generated data has no files with missing values or separators
     filled = complete(make_job(named), known.result_fields()).model_dump(mode="json", exclude_unset=True)
 
     def check(mine: object, theirs: object) -> None:
         if isinstance(mine, dict):
             assert isinstance(theirs, dict)
             for name, value in mine.items():
-                check(value, theirs[name])
+                if name not in foreign:
+                    check(value, theirs[name])
         elif isinstance(mine, list) and mine and isinstance(mine[0], dict):
             assert isinstance(theirs, list)
             assert len(mine) == len(theirs)
