@@ -1,17 +1,20 @@
 """Eviction: every policy of POLICIES, in what order rows leave, and what the cache measures for it."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from daskps.device.pool import ComputePool
-from daskps.mem import MemPS
+from daskps.mem import MemPS, eviction
 from daskps.mem.eviction import LEVEL_AGES, LEVEL_VISITS, POLICIES, Eviction, Measured, lfu, lru_lfu
 from tests.mem.memory_store import MemoryStore, bytes_for, initial, keys_of, layout
 
 ROWS = 12
 
 
-def opened(pool: ComputePool, eviction: str, rows: int = ROWS, first_batch: int = 0) -> MemPS:
+def opened(pool: ComputePool, policy: str, rows: int = ROWS, first_batch: int = 0) -> MemPS:
     """A partition whose cache holds exactly `rows` rows."""
     return MemPS(
         layout=layout(1),
@@ -19,7 +22,7 @@ def opened(pool: ComputePool, eviction: str, rows: int = ROWS, first_batch: int 
         initial=initial,
         memory_bytes=bytes_for(1, cache_rows=rows),
         pool=pool,
-        eviction=eviction,
+        eviction=policy,
         first_batch=first_batch,
     )
 
@@ -45,19 +48,16 @@ def test_lru_evicts_the_row_of_the_oldest_batch(pool: ComputePool, gap: int, fir
         for _ in range(gap):
             pull(ps, keys_of(0))
         pull(ps, keys_of(key))
-    order = [key for key in ps._rows.cache.entries["key"][:ROWS].tolist() if key]
-    pull(ps, keys_of(0))
-    for new in range(100, 100 + ROWS - 2):
-        pull(ps, keys_of(0, new))
-        pull(ps, keys_of(0))
-        left = cached(ps, keys[1:])
-        assert sorted(order[-len(left) :] if left else []) == sorted(left)
+    oldest_first = [key for key in ps._rows.cache.entries["key"][:ROWS].tolist() if key]
+    for evicted in range(len(oldest_first)):
+        pull(ps, keys_of(0, 100 + evicted))  # the first one fits, each later one takes the place of one row
+        assert cached(ps, np.array(oldest_first, np.uint64)) == oldest_first[evicted:]
     assert cached(ps, keys_of(0)) == [0]
 
 
 def test_lfu_keeps_a_frequent_row_that_lru_evicts(pool: ComputePool) -> None:
-    def left(eviction: str) -> list[int]:
-        ps = opened(pool, eviction)
+    def left(policy: str) -> list[int]:
+        ps = opened(pool, policy)
         for _ in range(6):
             pull(ps, keys_of(1))
         for key in range(10, 10 + 2 * ROWS):
@@ -81,9 +81,9 @@ def test_the_default_is_lfu_until_overdue_rows_fail_to_return() -> None:
     assert old_favourite < young
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
-def test_a_row_with_a_known_next_use_stays_longest(pool: ComputePool, eviction: str) -> None:
-    ps = opened(pool, eviction)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_row_with_a_known_next_use_stays_longest(pool: ComputePool, policy: str) -> None:
+    ps = opened(pool, policy)
     pull(ps, keys_of(1, 2, 3))
     for key in range(10, 10 + ROWS - 3):
         pull(ps, keys_of(key))
@@ -100,9 +100,9 @@ def test_a_row_with_a_known_next_use_stays_longest(pool: ComputePool, eviction: 
     assert entries["next_use"][ids[1]] == ps._next_answer - 1  # the use is over
 
 
-@pytest.mark.parametrize("eviction", POLICIES)
-def test_every_policy_evicts_exactly_as_many_rows_as_needed(pool: ComputePool, eviction: str) -> None:
-    ps = opened(pool, eviction, rows=200)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_evicts_exactly_as_many_rows_as_needed(pool: ComputePool, policy: str) -> None:
+    ps = opened(pool, policy, rows=200)
     random = np.random.default_rng(3)
     for _ in range(60):
         pull(ps, np.unique(random.zipf(1.2, 60).clip(max=1000)).astype(np.uint64))
@@ -127,9 +127,15 @@ def test_the_cache_measures_how_many_overdue_rows_return(pool: ComputePool) -> N
 
 def test_scores_keep_the_order_of_the_policy() -> None:
     for name, policy in POLICIES.items():
-        eviction = Eviction(name)
-        eviction.visited(keys=10, cache_rows=30, overdue=0, overdue_visits=0)
-        wanted = policy(*np.meshgrid(LEVEL_AGES, LEVEL_VISITS, indexing="ij"), eviction.measured).ravel()
+        state = Eviction(name)
+        state.visited(keys=10, cache_rows=30, overdue=0, overdue_visits=0)
+        wanted = policy(*np.meshgrid(LEVEL_AGES, LEVEL_VISITS, indexing="ij"), state.measured).ravel()
         order = np.argsort(wanted, kind="stable")
-        assert (np.diff(eviction.scores.ravel()[order].astype(int)) >= 0).all()
-        assert len(np.unique(eviction.scores)) > 50
+        assert (np.diff(state.scores.ravel()[order].astype(int)) >= 0).all()
+        assert len(np.unique(state.scores)) > 50
+
+
+@pytest.mark.parametrize("name", ["ONE_VISIT", "VISIT_LEVELS", "AGE_LEVELS", "SCORES", "MOST_AHEAD"])
+def test_python_and_native_code_agree_on_the_tables(name: str) -> None:
+    text = (Path(eviction.__file__).parent / "entry.cuh").read_text()
+    assert re.findall(rf"\b{name} = (\d+)", text) == [str(getattr(eviction, name))]
