@@ -353,7 +353,7 @@ class MemPS:
         pool: ComputePool,
         nodes: int = 1,
         run: str = "",
-        epoch: int = 0,
+        incarnation: int = 0,
         first_batch: int = 0,
         eviction: str = DEFAULT_POLICY,
         remedy: Callable[[MemPS, int], str] | None = None,
@@ -367,7 +367,7 @@ class MemPS:
             row_bytes=layout.row_bytes,
             nodes=nodes,
         )
-        self.layout, self.nodes, self.run, self.epoch = layout, nodes, run, epoch
+        self.layout, self.nodes, self.run, self.incarnation = layout, nodes, run, incarnation
         self.statistics: deque[BatchStatistics] = deque(maxlen=KEPT_STATISTICS)  # of batches that have ended
         self.made_rows = 0  # rows of new keys, in batches that have ended
         self._remedy = remedy
@@ -427,14 +427,14 @@ class MemPS:
         *,
         out: Floats | None = None,
         run: str | None = None,
-        epoch: int | None = None,
+        incarnation: int | None = None,
     ) -> list[PullReply]:
         """Register a node's working set (distinct keys) for `batch` and return the replies that have become ready.
 
         A batch is answered when all nodes have pulled it and all earlier ones, and its rows fit beside the pinned ones.
         If `out` is given, row i is written to out[i]. `keys` and `out` are used until the last delivery of the batch.
         """
-        self._check_token(run, epoch, node)
+        self._check_token(run, incarnation, node)
         if batch != self._next_pull[node]:
             kind = StaleError if batch < self._next_pull[node] else ProtocolError
             raise kind(f"node {node} pulls batch {batch}, but its next one is {self._next_pull[node]}; pull in order")
@@ -455,10 +455,11 @@ class MemPS:
             raise
         return self._take_ready()
 
-    def _check_token(self, run: str | None, epoch: int | None, node: int) -> None:
-        if (run is not None and run != self.run) or (epoch is not None and epoch != self.epoch):
+    def _check_token(self, run: str | None, incarnation: int | None, node: int) -> None:
+        if (run is not None and run != self.run) or (incarnation is not None and incarnation != self.incarnation):
             raise StaleError(
-                f"a message of run {run!r}, epoch {epoch}, but this is run {self.run!r}, epoch {self.epoch}; drop it"
+                f"a message of run {run!r}, incarnation {incarnation}, but this is run {self.run!r}, incarnation "
+                f"{self.incarnation}; drop it"
             )
         if not 0 <= node < self.nodes:
             raise ProtocolError(f"node {node} is not one of the {self.nodes} nodes of this run")
@@ -556,7 +557,7 @@ class MemPS:
         node: int = 0,
         *,
         run: str | None = None,
-        epoch: int | None = None,
+        incarnation: int | None = None,
     ) -> list[PullReply]:
         """Store rows that `batch` has trained and return the replies that have become ready.
 
@@ -564,7 +565,7 @@ class MemPS:
         that breaks the protocol raises and changes nothing. Nodes do not run in lockstep: a push that arrives before
         all earlier batches have ended is kept, without a copy of its rows, until they have.
         """
-        self._check_token(run, epoch, node)
+        self._check_token(run, incarnation, node)
         self._check_rows("rows", rows, len(keys))
         pinned = self._pinned.get(batch)
         if pinned is None:

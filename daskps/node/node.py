@@ -320,7 +320,7 @@ class OpenNode:
                 pool=self.pool,
                 nodes=self.nodes,
                 run=self.run,
-                epoch=self.incarnation.number,
+                incarnation=self.incarnation.number,
                 first_batch=self.first_batch,
                 eviction=self.job.cluster.eviction,
                 remedy=lambda mem, rows: self.budget.remedy(spec, mem, rows),

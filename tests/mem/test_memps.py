@@ -181,19 +181,19 @@ def test_with_more_nodes_only_the_lowest_ranked_holder_pushes_and_once(
     assert ps.lookup(keys_of(1, 2, 5))[:, 0].tolist() == [2, 3, 1]
 
 
-def test_messages_of_another_run_epoch_or_batch_are_stale(store, pool) -> None:
-    ps = partition(store, pool, run="r", epoch=3, first_batch=7)
-    for token in ({"run": "q"}, {"epoch": 2}, {"run": "r", "epoch": 4}):
-        with pytest.raises(StaleError, match="but this is run 'r', epoch 3; drop it"):
+def test_messages_of_another_run_incarnation_or_batch_are_stale(store, pool) -> None:
+    ps = partition(store, pool, run="r", incarnation=3, first_batch=7)
+    for token in ({"run": "q"}, {"incarnation": 2}, {"run": "r", "incarnation": 4}):
+        with pytest.raises(StaleError, match="but this is run 'r', incarnation 3; drop it"):
             ps.pull(keys_of(1), 7, **token)
-        with pytest.raises(StaleError, match="but this is run 'r', epoch 3; drop it"):
+        with pytest.raises(StaleError, match="but this is run 'r', incarnation 3; drop it"):
             ps.push(keys_of(1), filled(0, 1), 7, **token)
     with pytest.raises(StaleError, match="pulls batch 6, but its next one is 7"):
         ps.pull(keys_of(1), 6)
     with pytest.raises(ProtocolError, match="pulls batch 8, but its next one is 7"):
         ps.pull(keys_of(1), 8)
-    ps.pull(keys_of(1), 7, run="r", epoch=3)
-    ps.push(keys_of(1), filled(0, 1), 7, run="r", epoch=3)
+    ps.pull(keys_of(1), 7, run="r", incarnation=3)
+    ps.push(keys_of(1), filled(0, 1), 7, run="r", incarnation=3)
     with pytest.raises(StaleError, match="pushes batch 7, whose rows have all been pushed"):
         ps.push(keys_of(1), filled(0, 1), 7)
     assert ps.push(keys_of(), filled(0, 0), 7) == []

@@ -102,7 +102,7 @@ class SimNode:
             pool=POOL,
             nodes=self.nodes,
             run=self.run,
-            epoch=self.incarnation.number,
+            incarnation=self.incarnation.number,
             first_batch=self.start.batch + 1,
         )
 
